@@ -1,0 +1,41 @@
+# make train | test | check | bench: each sets up what it needs in .venv, then does its job.
+PYTHON ?= python3
+BIN := .venv/bin
+GAME ?= pong
+FLAGS ?=
+
+.PHONY: setup setup-bench train test check format bench clean
+
+setup: .venv/.ready
+setup-bench: .venv/.ready-bench
+
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+.venv/.ready-bench: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]" || echo "some peers did not install; the benchmark reports them"
+	touch $@
+
+train: setup
+	$(BIN)/phalanx train pong --env.game $(GAME) $(FLAGS)
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check phalanx tests benchmarks
+	$(BIN)/ruff check phalanx tests benchmarks
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format phalanx tests benchmarks
+	$(BIN)/ruff check --fix phalanx tests benchmarks
+
+bench: setup-bench
+	$(BIN)/python benchmarks/peers.py
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

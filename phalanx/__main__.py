@@ -1,0 +1,235 @@
+"""The command line. Each command is one function; heavy packages are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.errors import RunError, UserError, unknown
+
+if TYPE_CHECKING:
+    from phalanx.config import Experiment
+
+USAGE = """usage: phalanx COMMAND ...
+
+  train PRESET [--flags]    train an agent                  phalanx train ppo --env.game breakout --algorithm.epochs 3
+  resume RUN_DIR            continue a run where it stopped  phalanx resume runs/NAME --run.steps 20000000
+  eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
+  play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
+  plan PRESET [--flags]     what would run, without running
+  presets                   the presets, one line each
+
+  --debug                   show the whole traceback of an error
+  train PRESET --help       every flag of a preset"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit code. Errors that are the user's to fix are one line, without a traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    try:
+        if arguments[0] not in COMMANDS:
+            raise unknown("command", arguments[0], COMMANDS)
+        return COMMANDS[arguments[0]](arguments[1:])
+    except (UserError, RunError) as error:
+        if debug:
+            raise
+        print(f"phalanx: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def train(arguments: list[str]) -> int:
+    experiment = parse_experiment("train", arguments)
+    from phalanx.registry import topology
+    from phalanx.session import Session, new_directory
+
+    run = topology(experiment)
+    check_environment(experiment)
+    return Session(experiment, new_directory(experiment)).run(run)
+
+
+def resume(arguments: list[str]) -> int:
+    directory, flags = run_directory("resume", arguments)
+    from phalanx.config import load
+    from phalanx.logs.checkpoint import Checkpoints
+    from phalanx.registry import topology
+    from phalanx.session import Session
+
+    experiment = parse_flags("phalanx resume RUN_DIR", load(directory / "config.json"), flags).validate()
+    loaded = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints, warn).load()
+    if flags:
+        experiment.save(directory / "config.json")
+    return Session(experiment, directory, loaded).run(topology(experiment))
+
+
+def evaluate_command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="phalanx eval", description="Play whole games and report raw scores.")
+    parser.add_argument("run", type=Path, help="directory of the run")
+    parser.add_argument("--games", type=int, default=30, help="games to play")
+    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    options = parser.parse_args(arguments)
+    import statistics
+
+    from phalanx.sampling.evaluator import evaluate
+
+    config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
+    scores = evaluate(config, policy, compute, positive(options.games, "--games"), options.seed, progress)
+    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    print(
+        f"{len(scores)} games of {config.name}: mean {statistics.mean(scores):.2f}, deviation {spread:.2f}, "
+        f"min {min(scores):g}, max {max(scores):g} (raw scores, whole games, "
+        f"{'greedy' if options.greedy else 'sampled'} actions, {progress.steps:,} steps of training)"
+    )
+    return 0
+
+
+def play(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="phalanx play", description="Record games.")
+    parser.add_argument("run", type=Path, help="directory of the run")
+    parser.add_argument("--video", type=Path, required=True, help="file to write, .mp4 or .gif")
+    parser.add_argument("--games", type=int, default=1, help="games to play")
+    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
+    options = parser.parse_args(arguments)
+    from phalanx.logs.video import write_video
+    from phalanx.sampling.evaluator import evaluate
+
+    if options.video.suffix.lower() not in ('.mp4', '.gif'):
+        raise UserError(f"cannot write a video to {options.video}; give a name that ends in .mp4 or .gif")
+    config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
+    pictures: list[object] = []
+
+    def watch(picture: object) -> None:
+        if len(pictures) < options.max_frames:
+            pictures.append(picture)
+
+    games = positive(options.games, "--games")
+    scores = evaluate(config, policy, compute, games, options.seed, progress, environments=1, watch=watch)
+    write_video(options.video, pictures, fps=15)  # type: ignore[arg-type]
+    print(f"{options.video}: {len(pictures)} pictures, scores {', '.join(f'{score:g}' for score in scores)}")
+    return 0
+
+
+def plan(arguments: list[str]) -> int:
+    from phalanx.plan import describe
+
+    print(describe(parse_experiment("plan", arguments)))
+    return 0
+
+
+def presets(arguments: list[str]) -> int:
+    from phalanx.presets import PRESETS
+
+    for name, (text, _) in PRESETS.items():
+        print(f"{name:<18} {text}")
+    return 0
+
+
+COMMANDS = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate_command,
+    "play": play,
+    "plan": plan,
+    "presets": presets,
+}
+
+
+def parse_experiment(command: str, arguments: list[str]) -> Experiment:
+    """The validated experiment a preset and flags describe."""
+    from phalanx.presets import preset
+
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(f"name a preset: phalanx {command} PRESET; `phalanx presets` lists them")
+    return parse_flags(f"phalanx {command} {arguments[0]}", preset(arguments[0]), arguments[1:]).validate()
+
+
+def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
+    """An experiment with fields changed by dotted flags; tyro names the nearest flag for an unknown one."""
+    if not flags:
+        return base
+    import tyro
+
+    from phalanx.config import Experiment
+
+    kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]  # type: ignore[valid-type]
+    return tyro.cli(kind, prog=program, default=base, args=flags)  # type: ignore[no-any-return]
+
+
+def run_directory(command: str, arguments: list[str]) -> tuple[Path, list[str]]:
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(f"name a run directory: phalanx {command} runs/NAME")
+    return existing_run(Path(arguments[0])), arguments[1:]
+
+
+def existing_run(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{directory} is no run directory: it has no config.json; give the one `phalanx train` named")
+    return directory
+
+
+def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-untyped-def]
+    """Environment, policy, device and counters of a run's checkpoint."""
+    from phalanx.config import load
+    from phalanx.logs.checkpoint import Checkpoints
+    from phalanx.models.heads import make_model
+    from phalanx.models.policies import ActorCriticPolicy
+    from phalanx.parameters.flat import FlatParameters
+    from phalanx.registry import MakeEnv
+    from phalanx.runtime.device import choose_compute
+    from phalanx.types import Progress
+
+    experiment = load(existing_run(directory) / "config.json")
+    checkpoints = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints, warn)
+    loaded = checkpoints.load_best() if best else checkpoints.load()
+    compute = choose_compute(experiment.run)
+    spec = MakeEnv(experiment.env, 0)(0).spec
+    model = make_model(experiment.model, spec, experiment.env.stack).to(compute.device)
+    FlatParameters(model).load(loaded.weights)
+    policy = ActorCriticPolicy(model, compute, "greedy" if greedy else "sampled")
+    return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
+
+
+def check_environment(experiment: Experiment) -> None:
+    """Make one environment, so that an unknown game fails before a run directory exists."""
+    from phalanx.registry import MakeEnv
+
+    MakeEnv(experiment.env, experiment.run.seed)(0).close()
+
+
+def positive(value: int, name: str) -> int:
+    if value < 1:
+        raise UserError(f"{name} is {value}, but must be at least 1")
+    return value
+
+
+def warn(sentence: str) -> None:
+    print(f"phalanx: {sentence}", file=sys.stderr)
+
+
+def entry() -> None:
+    """The `phalanx` command."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,52 @@
+"""A2C: one gradient step on each rollout. On `synchronous` with one group it is PAAC, on `asynchronous` A3C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.algorithms.returns import policy_batch
+from phalanx.config import A2CConfig
+from phalanx.seams import Experience
+from phalanx.types import Loss, PolicyBatch, Progress
+
+
+class A2C:
+    """-(log pi(a|s) A + beta H) + c (R - V)^2, with A and R fixed by the values of collection time."""
+
+    def __init__(self, config: A2CConfig) -> None:
+        self.config = config
+
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[PolicyBatch]:
+        yield policy_batch(experience.take(), self.config.discount, self.config.gae_lambda)
+
+    def scalars(self, progress: Progress) -> dict[str, float]:
+        return {}
+
+    def loss(self, model: nn.Module, batch: PolicyBatch, scalars: dict[str, Tensor]) -> Loss:
+        config = self.config
+        logits, value = model(batch.stacks, batch.history)
+        log_probs, probs = log_probabilities(logits, config.log_floor)
+        chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
+        entropy = -(probs * log_probs).sum(1)
+        policy_loss = reduce(-chosen * batch.advantage, batch.weight, config.reduction)
+        value_loss = reduce((batch.returns - value).square(), batch.weight, config.reduction)
+        entropy_bonus = reduce(entropy, batch.weight, config.reduction)
+        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy_bonus
+        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_bonus}
+        return Loss(config.loss_scale * total, {name: metric.detach() for name, metric in metrics.items()})
+
+
+def log_probabilities(logits: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """log pi and pi [N, A]; with a floor the logarithm is of pi + floor, which bounds its gradient (GA3C)."""
+    log_probs = torch.log_softmax(logits, dim=1)
+    probs = log_probs.exp()
+    return (torch.log(probs + floor), probs) if floor > 0 else (log_probs, probs)
+
+
+def reduce(rows: Tensor, weight: Tensor, how: str) -> Tensor:
+    """Weighted sum of rows, divided by the total weight if `how` is mean."""
+    total = (rows * weight).sum()
+    return total / weight.sum().clamp(min=1.0) if how == "mean" else total

@@ -1,0 +1,82 @@
+"""PPO: several epochs of shuffled minibatches on each rollout, with a clipped probability ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.algorithms.a2c import log_probabilities, reduce
+from phalanx.algorithms.returns import policy_batch
+from phalanx.algorithms.schedules import Schedule
+from phalanx.config import PPOConfig
+from phalanx.seams import Experience
+from phalanx.types import Loss, PolicyBatch, Progress, Rollout
+
+
+class PPO:
+    """min(r A, clip(r) A) with r = pi / pi_collected; the clip may shrink linearly over the run."""
+
+    def __init__(self, config: PPOConfig, total_steps: int) -> None:
+        self.config = config
+        self.clip = Schedule(config.clip, config.clip if config.final_clip is None else config.final_clip, total_steps)
+
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[PolicyBatch]:
+        rollout: Rollout = experience.take()
+        rows = policy_batch(rollout, self.config.discount, self.config.gae_lambda)
+        size = rows.action.shape[0] // self.config.minibatches
+        for _ in range(self.config.epochs):
+            order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
+            for chosen in order.split(size):
+                yield take_rows(rows, rollout, chosen)
+
+    def scalars(self, progress: Progress) -> dict[str, float]:
+        return {"clip": self.clip(progress)}
+
+    def loss(self, model: nn.Module, batch: PolicyBatch, scalars: dict[str, Tensor]) -> Loss:
+        config, clip = self.config, scalars["clip"]
+        logits, value = model(batch.stacks, batch.history)
+        log_probs, probs = log_probabilities(logits)
+        log_ratio = log_probs.gather(1, batch.action[:, None]).squeeze(1) - batch.log_prob
+        ratio = log_ratio.exp()
+        advantage = batch.advantage
+        if config.normalize_advantage:
+            mean = reduce(advantage, batch.weight, "mean")
+            deviation = reduce((advantage - mean).square(), batch.weight, "mean").sqrt()
+            advantage = (advantage - mean) / (deviation + 1e-8)
+        clipped = ratio.clamp(1 - clip, 1 + clip)
+        policy_loss = -reduce(torch.minimum(ratio * advantage, clipped * advantage), batch.weight, "mean")
+        value_error = (value - batch.returns).square()
+        if config.value_clip:
+            near = batch.value + (value - batch.value).clamp(-clip, clip)
+            value_error = torch.maximum(value_error, (near - batch.returns).square())
+        value_loss = 0.5 * reduce(value_error, batch.weight, "mean")
+        entropy = reduce(-(probs * log_probs).sum(1), batch.weight, "mean")
+        total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        with torch.no_grad():
+            metrics = {
+                "loss/policy": policy_loss.detach(),
+                "loss/value": value_loss.detach(),
+                "loss/entropy": entropy.detach(),
+                "loss/kl": reduce(ratio - 1 - log_ratio, batch.weight, "mean"),
+                "loss/clipped": reduce(((ratio - 1).abs() > clip).float(), batch.weight, "mean"),
+            }
+        return Loss(total, metrics)
+
+
+def take_rows(rows: PolicyBatch, rollout: Rollout, chosen: Tensor) -> PolicyBatch:
+    """The chosen rows. Frames are gathered whole, one memory copy each, instead of indexing the strided stacks."""
+    depth = rows.stacks.shape[1]
+    environments = rollout.environments
+    # row r of the batch is (t, b) = divmod(r, B); its stack is frames t .. t+S-1 of environment b
+    offsets = torch.arange(depth, device=chosen.device) * environments
+    frames = rollout.frames.flatten(0, 1).index_select(0, (chosen[:, None] + offsets).flatten())
+    stacks = frames.view(len(chosen), depth, *rows.stacks.shape[2:])
+    return PolicyBatch(
+        stacks=stacks,
+        **{
+            name: getattr(rows, name).index_select(0, chosen)
+            for name in ("history", "action", "log_prob", "value", "returns", "advantage", "weight")
+        },
+    )

@@ -1,0 +1,511 @@
+"""The experiment as a value: frozen dataclasses that say everything a run depends on.
+
+A preset is an Experiment; flags change fields of it; `config.json` in the run directory is it, saved. Derived values
+are properties, so that nothing is written down twice. `validate` refuses what makes no sense, in one sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from phalanx.errors import UserError, unknown
+
+Clock = Literal["steps", "updates", "episodes"]
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """An Atari 2600 game on the Arcade Learning Environment."""
+
+    game: str = "pong"
+    """ROM name, e.g. pong, breakout, space_invaders."""
+    frame: Literal["84x84", "104x80"] = "84x84"
+    """84x84: area resize of the whole screen. 104x80: one row off top and bottom, then every second pixel."""
+    color: Literal["gray", "rgb"] = "gray"
+    """Gray luminance, or three colour channels."""
+    stack: int = 4
+    """Frames the policy sees at once; frames before the start of an episode count as zeros."""
+    skip: int = 4
+    """Emulator frames an action is held for."""
+    skip_min: int = 4
+    """Lower than `skip`: the number of frames is drawn uniformly from skip_min..skip at each step."""
+    max_pool: bool = True
+    """Show the pixel-wise maximum of the last two frames, so that flickering sprites stay visible."""
+    noop_max: int = 30
+    """An episode starts after a uniform number of 0..noop_max frames without action."""
+    noop_min: int = 0
+    """Lower end of the number of frames without action."""
+    episodic_life: bool = False
+    """End the episode (not the game) when a life is lost."""
+    fire_on_reset: bool = False
+    """Press FIRE (then UP, where it exists) at the start and after each lost life."""
+    sticky: float = 0.0
+    """Probability that the emulator repeats the last action instead of the new one, per frame."""
+    reward: Literal["sign", "clip", "raw"] = "sign"
+    """The reward learnt from: its sign, clipped to [-1, 1], or as it is. Scores are always raw."""
+    max_steps: int = 27_000
+    """Truncate a game after so many agent steps; 0 means never."""
+    full_actions: bool = False
+    """All 18 actions instead of the game's minimal set."""
+
+    @property
+    def name(self) -> str:
+        return self.game
+
+
+@dataclass(frozen=True)
+class GymnasiumConfig:
+    """Any Gymnasium environment with discrete actions and a Box observation."""
+
+    id: str = "CartPole-v1"
+    """Registered name, as for gymnasium.make."""
+    stack: int = 1
+    """Observations the policy sees at once."""
+    max_steps: int = 0
+    """Truncate after so many steps; 0 keeps the environment's own limit."""
+    reward: Literal["sign", "clip", "raw"] = "raw"
+    """The reward learnt from: its sign, clipped to [-1, 1], or as it is."""
+
+    @property
+    def name(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Tiny environments of phalanx itself, for tests and first steps."""
+
+    name: Literal["catch", "identity", "counter"] = "catch"
+    """catch: a ball falls on a 10x5 board. identity: repeat the number shown. counter: counts steps, for checks."""
+    stack: int = 1
+    """Frames the policy sees at once."""
+    length: int = 16
+    """Episode length of identity and counter; `counter` truncates every second episode."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network."""
+
+    torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "mlp"] = "nature"
+    """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
+    padding; ga3c-large: one convolution more. mlp: two hidden layers."""
+    hidden: int = 0
+    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 64)."""
+    padding: bool = False
+    """Pad later convolutions by 1, as the 104x80 networks of Stooke & Abbeel do."""
+    first_stride: int = 4
+    """Stride of the first convolution of ga3c-large (4 to 1)."""
+    init: Literal["orthogonal", "normc", "fan-in", "ba3c"] = "orthogonal"
+    """orthogonal: gains sqrt 2, .01, 1. normc: Glorot convolutions and normalised columns (Stooke). fan-in: uniform
+    +-1/sqrt(fan-in), biases too (PAAC, GA3C). ba3c: truncated normal .03, uniform unit scaling 1.43."""
+    scale: Literal["unit", "centred"] = "unit"
+    """Pixels to [0, 1], or to [-1, 1) as GA3C does."""
+
+
+@dataclass(frozen=True)
+class A2CConfig:
+    """Advantage actor-critic: one gradient step on each rollout."""
+
+    discount: float = 0.99
+    """Discount factor per agent step."""
+    gae_lambda: float = 1.0
+    """1 gives n-step returns."""
+    value_coef: float = 0.25
+    """Weight of the squared value error."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """How the loss is reduced over the batch."""
+    loss_scale: float = 1.0
+    """Factor on the whole loss (PAAC: 5)."""
+    log_floor: float = 0.0
+    """Added to probabilities inside logarithms (GA3C 1e-6); 0 uses log-softmax."""
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation: several epochs of minibatches with a clipped ratio."""
+
+    discount: float = 0.99
+    """Discount factor per agent step."""
+    gae_lambda: float = 0.95
+    """Trade-off of bias and variance of advantages."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Parts a rollout is shuffled into."""
+    clip: float = 0.1
+    """The ratio is clipped to 1 +- clip."""
+    final_clip: float | None = None
+    """Clip at the end of the run; None keeps it constant."""
+    value_clip: bool = False
+    """Clip the value's move in the same way."""
+    value_coef: float = 0.5
+    """Weight of the squared value error (halved in the loss)."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = True
+    """Zero mean and unit deviation of advantages within a minibatch."""
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Deep Q-learning from a replay memory, with its later improvements as flags."""
+
+    discount: float = 0.99
+    """Discount factor per agent step."""
+    n_step: int = 1
+    """Steps of reward summed before bootstrapping."""
+    double: bool = False
+    """Choose the next action by the learnt network, value it by the target network."""
+    dueling: bool = False
+    """Separate streams for the state's value and the actions' advantages; their gradient is scaled by 1/sqrt 2."""
+    batch_size: int = 32
+    """Transitions per gradient step."""
+    intensity: float = 8.0
+    """Uses of each collected step on average: fixes the number of updates per rollout."""
+    replay_size: int = 1_000_000
+    """Steps remembered over all environments."""
+    learning_starts: int = 50_000
+    """Steps collected before the first update."""
+    target_every: int = 10_000
+    """Ticks of `target_clock` between two refreshes of the target network."""
+    target_clock: Clock = "steps"
+    """What `target_every` counts."""
+    huber: float = 1.0
+    """Errors beyond this count linearly; DQN only."""
+    epsilon_start: float = 1.0
+    """Share of random actions at the start."""
+    epsilon_final: float = 0.1
+    """Share of random actions at the end of the schedule."""
+    epsilon_length: int = 1_000_000
+    """Agent steps of the epsilon schedule."""
+    epsilon_spread: float = 0.0
+    """Greater than 0: environment i of n explores with epsilon ** (1 + spread * i / (n - 1)), as in Ape-X."""
+    epsilon_eval: float = 0.05
+    """Share of random actions in evaluation."""
+    prioritized: bool = False
+    """Draw transitions by the size of their last error instead of uniformly."""
+    priority_exponent: float = 0.6
+    """0 draws uniformly, 1 in proportion to the error."""
+    importance_start: float = 0.4
+    """Exponent of the importance weights at the start; it grows linearly to 1."""
+    importance_length: int = 50_000_000
+    """Agent steps until the exponent is 1."""
+    new_priority: Literal["max", "one"] = "max"
+    """Priority of new transitions: the greatest seen so far, or 1."""
+    checkpoint_replay: bool = False
+    """Write the memory into checkpoints: resuming is then exact, at the price of disk space."""
+
+    def updates_per_rollout(self, rollout_steps: int) -> float:
+        return self.intensity * rollout_steps / self.batch_size
+
+
+@dataclass(frozen=True)
+class C51Config(DQNConfig):
+    """Categorical DQN: the distribution of returns on a fixed grid. With flags it is eps-Rainbow."""
+
+    atoms: int = 51
+    """Points of the grid."""
+    v_min: float = -10.0
+    """Smallest return on the grid."""
+    v_max: float = 10.0
+    """Greatest return on the grid."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule of the parameter store."""
+
+    rule: Literal["rmsprop", "rmsprop-inside", "adam", "adam-tf", "adagrad", "sgd"] = "adam"
+    """rmsprop: torch's form. rmsprop-inside: epsilon inside the root (TensorFlow, Lasagne). adam: torch's form.
+    adam-tf: epsilon added before bias correction. adagrad; sgd with momentum."""
+    learning_rate: float = 2.5e-4
+    """Step size at the start."""
+    final_learning_rate: float | None = None
+    """Step size at the end of the schedule, reached linearly; None keeps it constant."""
+    schedule_length: int = 0
+    """Length of the schedule on its clock; 0 means until run.steps (clock `steps` only)."""
+    schedule_clock: Clock = "steps"
+    """What the schedule counts: agent steps, updates, or finished games."""
+    epsilon: float = 1e-5
+    """Guard of the denominator."""
+    decay: float = 0.99
+    """RMSProp: decay of the squared gradient."""
+    initial_accumulator: float = 0.0
+    """RMSProp and AdaGrad: first value of the accumulator (TensorFlow's RMSProp: 1)."""
+    beta1: float = 0.9
+    """Adam: decay of the mean gradient."""
+    beta2: float = 0.999
+    """Adam: decay of the squared gradient."""
+    momentum: float = 0.0
+    """SGD: momentum."""
+    clip: Literal["none", "global", "average"] = "global"
+    """global: rescale to an L2 norm of at most clip_norm. average: the same per tensor with norm / size (BA3C)."""
+    clip_norm: float = 0.5
+    """Threshold of the clip."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How experience is collected."""
+
+    environments: int = 16
+    """Simulators in all."""
+    horizon: int = 5
+    """Steps each environment takes per rollout."""
+    groups: int = 1
+    """1: all environments step together (PAAC). 2: two alternate, one simulates while the other is served."""
+    decorrelation: int = 0
+    """Each environment takes a random number of random actions, up to this, before learning starts."""
+    resets: Literal["swap", "wait"] = "swap"
+    """swap: the next episode begins at once, from a start prepared in idle moments. wait: a finished environment
+    idles, masked, until the rollout ends, and prepares its reset while the learner works (Stooke & Abbeel)."""
+    workers: int = 0
+    """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
+    pin: bool = True
+    """Pin each worker to a core where there are enough."""
+    step_timeout: float = 60.0
+    """Seconds a worker may take for a step before it is killed and replaced."""
+    max_deaths: int = 10
+    """Workers that may die before the run ends."""
+
+    @property
+    def rollout_steps(self) -> int:
+        return self.environments * self.horizon
+
+
+@dataclass(frozen=True)
+class SerialConfig:
+    """Everything in one process: the oracle every other topology is tested against."""
+
+    name: Literal["serial"] = "serial"
+    """The topology."""
+
+
+@dataclass(frozen=True)
+class SynchronousConfig:
+    """Environments in worker processes, one replica of the model, lock step: on-policy with lag zero."""
+
+    name: Literal["synchronous"] = "synchronous"
+    """The topology."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: its budget, place, seed and record keeping."""
+
+    name: str = ""
+    """Directory under `directory`; empty makes one of preset, environment and seed. An existing one is refused."""
+    directory: str = "runs"
+    """Where runs live."""
+    steps: int = 10_000_000
+    """Stop after so many agent steps."""
+    seconds: float = 0.0
+    """Stop after so much time in this session; 0 means no limit."""
+    target_score: float | None = None
+    """Stop when the mean raw score of the last 100 games reaches this."""
+    seed: int = 0
+    """Seed of environments, network and sampling."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the network under autocast; parameters and losses stay float32."""
+    threads: int = 0
+    """Torch threads on a CPU; 0 means every core the process may use."""
+    log_every: float = 5.0
+    """Seconds between two records in metrics.jsonl."""
+    checkpoint_every: float = 300.0
+    """Seconds between two checkpoints; one is always written at the end."""
+    checkpoint_updates: int = 0
+    """Also write one after every so many updates; 0 means by time only."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints kept; the one with the best score is kept besides."""
+    eval_every: int = 0
+    """Agent steps between two evaluations during training; 0 means none."""
+    eval_games: int = 10
+    """Games per evaluation."""
+
+
+EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
+AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
+TopologyConfig = SerialConfig | SynchronousConfig
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An algorithm on a topology, with everything they need."""
+
+    preset: str = "custom"
+    """The preset this experiment was made from."""
+    env: EnvConfig = field(default_factory=AtariConfig)
+    """The environment."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
+    algorithm: AlgorithmConfig = field(default_factory=A2CConfig)
+    """What is learnt."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How gradients are applied."""
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """How experience is collected."""
+    topology: TopologyConfig = field(default_factory=SerialConfig)
+    """How the pieces run."""
+    run: RunConfig = field(default_factory=RunConfig)
+    """Budget, place, seed, records."""
+
+    def validate(self) -> Experiment:
+        """Itself, or a UserError that says which values do not fit together."""
+        for check in (_positive_numbers, _atari, _sampler, _algorithm, _schedules, _model):
+            check(self)
+        return self
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+def load(path: Path) -> Experiment:
+    """The experiment a `config.json` describes; an unknown key or kind is refused by name."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give the directory of a run (the one that holds config.json)")
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
+    return build(Experiment, values)
+
+
+def build(kind: Any, values: dict[str, Any], where: str = "") -> Any:
+    """A dataclass of `kind` (or of the member of a union whose fields fit) from plain values."""
+    members = get_args(kind) or (kind,)
+    matching = [m for m in members if set(values) <= {f.name for f in dataclasses.fields(m)} and _literal_fits(m, values)]
+    if not matching:
+        names = {f.name for m in members for f in dataclasses.fields(m)}
+        stranger = next((key for key in values if key not in names), next(iter(values), ""))
+        raise unknown("configuration key", f"{where}{stranger}", [where + n for n in names])
+    member = max(matching, key=lambda m: len(set(values) & {f.name for f in dataclasses.fields(m)}))
+    hints = get_type_hints(member)
+    made = {
+        key: build(hints[key], value, f"{where}{key}.") if isinstance(value, dict) else value
+        for key, value in values.items()
+    }
+    return member(**made)
+
+
+def _literal_fits(kind: Any, values: dict[str, Any]) -> bool:
+    """Does the `name` (the tag of unions) fit the kind?"""
+    allowed = get_args(get_type_hints(kind).get("name", str))
+    return not allowed or values.get("name", allowed[0]) in allowed
+
+
+def difference(experiment: Experiment, base: Experiment) -> dict[str, tuple[Any, Any]]:
+    """Dotted fields whose values differ: name -> (base, experiment)."""
+    ours, theirs = _flat(dataclasses.asdict(experiment)), _flat(dataclasses.asdict(base))
+    return {key: (theirs.get(key), value) for key, value in ours.items() if theirs.get(key) != value}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UserError(sentence)
+
+
+def _positive_numbers(experiment: Experiment) -> None:
+    for name, value in [
+        ("sampler.environments", experiment.sampler.environments),
+        ("sampler.horizon", experiment.sampler.horizon),
+        ("sampler.groups", experiment.sampler.groups),
+        ("env.stack", experiment.env.stack),
+        ("run.steps", experiment.run.steps),
+        ("sampler.step_timeout", experiment.sampler.step_timeout),
+        ("run.log_every", experiment.run.log_every),
+        ("run.keep_checkpoints", experiment.run.keep_checkpoints),
+        ("optimizer.learning_rate", experiment.optimizer.learning_rate),
+    ]:
+        _require(value > 0, f"{name} is {value}, but must be greater than 0")
+    _require(0 < experiment.algorithm.discount <= 1, "algorithm.discount must lie in (0, 1]")
+
+
+def _atari(experiment: Experiment) -> None:
+    env = experiment.env
+    if not isinstance(env, AtariConfig):
+        return
+    _require(1 <= env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
+    _require(0 <= env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
+    _require(0 <= env.sticky < 1, f"env.sticky is {env.sticky}: a probability in [0, 1) is needed")
+    _require(env.color == "gray" or env.frame == "84x84", "env.color rgb needs env.frame 84x84")
+
+
+def _sampler(experiment: Experiment) -> None:
+    sampler = experiment.sampler
+    _require(
+        sampler.environments % sampler.groups == 0,
+        f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
+        f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
+    )
+
+
+def _algorithm(experiment: Experiment) -> None:
+    algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps
+    if isinstance(algorithm, PPOConfig):
+        _require(
+            rows % algorithm.minibatches == 0,
+            f"a rollout of {rows} steps ({experiment.sampler.environments} environments x "
+            f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
+            f"choose a divisor of {rows}, such as {_nearest_divisor(rows, algorithm.minibatches)}",
+        )
+    if isinstance(algorithm, DQNConfig):
+        _replay(algorithm, rows, experiment.sampler.environments)
+
+
+def _replay(algorithm: DQNConfig, rows: int, environments: int) -> None:
+    updates = algorithm.updates_per_rollout(rows)
+    _require(
+        updates >= 1 and updates == int(updates),
+        f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
+        f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
+        f"{max(1, int(updates)) * algorithm.batch_size / rows:g} and "
+        f"{(int(updates) + 1) * algorithm.batch_size / rows:g}",
+    )
+    _require(
+        algorithm.replay_size // environments > algorithm.n_step + 8,
+        f"algorithm.replay_size {algorithm.replay_size} leaves too little history for each of {environments} "
+        f"environments; use at least {environments * 64}",
+    )
+    _require(
+        algorithm.learning_starts <= algorithm.replay_size,
+        "algorithm.learning_starts must not exceed algorithm.replay_size",
+    )
+
+
+def _schedules(experiment: Experiment) -> None:
+    optimizer = experiment.optimizer
+    if optimizer.final_learning_rate is not None and optimizer.schedule_length == 0:
+        _require(
+            optimizer.schedule_clock == "steps",
+            f"optimizer.schedule_clock {optimizer.schedule_clock} needs optimizer.schedule_length greater than 0",
+        )
+
+
+def _model(experiment: Experiment) -> None:
+    env, model = experiment.env, experiment.model
+    if isinstance(env, AtariConfig):
+        _require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _nearest_divisor(value: int, wish: int) -> int:
+    return min((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - wish))

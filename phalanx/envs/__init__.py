@@ -1,0 +1,34 @@
+"""Environments. Each is one simulator that writes frames into memory it is given; see `Env`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from phalanx.types import EnvSpec, Outcome
+
+
+class Env(Protocol):
+    """One simulator. The caller calls `reset` after each end of an episode, be it terminated or truncated."""
+
+    spec: EnvSpec
+
+    def reset(self, frame: np.ndarray) -> None:
+        """Begin the next episode and write its first frame. After a lost life under episodic life the game goes on."""
+
+    def step(self, action: int, frame: np.ndarray) -> Outcome:
+        """Take one agent step and write the newest frame: at the end of an episode its true last one."""
+
+    def prepare(self) -> None:
+        """Do the work of the next `reset` ahead of time; a later `reset` gives the same frame with or without it."""
+
+    def render(self) -> np.ndarray:
+        """[height, width, 3] uint8, for people."""
+
+    def state(self) -> dict[str, Any]:
+        """The whole state, random generators included, as arrays, bytes and plain values."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...

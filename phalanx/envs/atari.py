@@ -1,0 +1,305 @@
+"""Atari 2600 games, straight on the emulator: the hot path of a worker process.
+
+A step holds an action for `skip` frames, copies the raw screen after each of them and turns the last two into one
+frame (see `screen`). A reset restores a saved emulator state, which costs a hundredth of a real reset: `StartStates`
+makes them once per process, alike in every process, and an environment draws from them with its own generator.
+The emulator's random generator is used by real resets only; sticky actions are drawn here, since a saved emulator
+state does not hold the action that would be repeated.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
+
+from phalanx.config import AtariConfig
+from phalanx.envs.rewards import REWARDS
+from phalanx.envs.screen import AreaScreen, HalfScreen, Palette, palette
+from phalanx.errors import RunError, UserError, unknown
+from phalanx.types import EnvSpec, Outcome
+
+BOOTS = 16  # real resets in the pool of start states; they differ in the timer games draw chance from
+
+PAPER_SETTINGS: dict[str, AtariConfig] = {
+    "stooke": AtariConfig(frame="104x80", noop_max=30, episodic_life=True, fire_on_reset=True, max_steps=27_000),
+    # 12 frames: three steps without action fill the stack. Space Invaders takes skip 3.
+    "ga3c": AtariConfig(max_pool=False, sticky=0.25, noop_min=12, noop_max=12, reward="clip", max_steps=100_000),
+    "paac": AtariConfig(noop_min=16, noop_max=46, reward="clip", max_steps=0),
+    "ba3c": AtariConfig(
+        color="rgb", skip_min=2, max_pool=False, noop_max=0, sticky=0.25, reward="clip", max_steps=40_000
+    ),
+    "gorila": AtariConfig(noop_max=30, reward="clip", max_steps=4_500),
+}
+
+
+class Start(NamedTuple):
+    """A point from which an episode can begin. The emulator does not keep the screen in its state."""
+
+    state: ALEState
+    screen: np.ndarray
+
+
+class StartStates:
+    """Emulator states after a real reset and so many frames without action, made when first asked for."""
+
+    def __init__(self, game: str) -> None:
+        self._ale = emulator(game)
+        self._lock = threading.RLock()
+        self._starts: dict[tuple[int, int], Start] = {}
+        self._screens: dict[bytes, np.ndarray] = {}
+        # All boots first: the frames acted later would move the emulator's generator.
+        for boot in range(BOOTS):
+            self._ale.reset_game()
+            self._starts[boot, 0] = self._here()
+        self.palette = _checked_palette(self._ale, game)
+
+    def get(self, boot: int, noops: int) -> Start:
+        """The start after `noops` frames; should the game end on the way, the rest is taken from the next boot."""
+        with self._lock:
+            if (boot, noops) not in self._starts:
+                self._starts[boot, noops] = self._make(boot, noops)
+            return self._starts[boot, noops]
+
+    def _make(self, boot: int, noops: int) -> Start:
+        self._ale.restoreState(self._starts[boot, 0].state)
+        for done in range(1, noops + 1):
+            self._ale.act(Action.NOOP)
+            if self._ale.game_over():
+                return self.get((boot + 1) % BOOTS, noops - done)
+        return self._here()
+
+    def _here(self) -> Start:
+        screen = self._ale.getScreen()
+        return Start(self._ale.cloneState(), self._screens.setdefault(screen.tobytes(), screen))
+
+
+@functools.cache
+def start_states(game: str) -> StartStates:
+    """The start states of a game, one set per process."""
+    return StartStates(game)
+
+
+def emulator(game: str) -> ALEInterface:
+    """A new emulator with the game loaded; its random generator is the same each time."""
+    path = _rom_path(game)
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    if ALEInterface.isSupportedROM(path) is None:  # loading it would end the process
+        raise UserError(f"the emulator has no one-player mode for the game '{game}'; choose another game")
+    ale = ALEInterface()
+    ale.setInt("random_seed", 0)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(path)
+    return ale
+
+
+def _rom_path(game: str) -> Path:
+    known = roms.get_all_rom_ids()
+    if game not in known:
+        raise unknown("game", game, known)
+    try:
+        path = roms.get_rom_path(game)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the ROM of '{game}' cannot be used ({reason}); reinstall ale-py or correct ALE_ROMS_DIR"
+        ) from None
+    assert path is not None
+    return path
+
+
+def _checked_palette(ale: ALEInterface, game: str) -> Palette:
+    """The palette of the game, compared with what the emulator shows right now."""
+    screen = ale.getScreen()
+    colors = palette(len(screen))
+    if not (
+        np.array_equal(colors.grey[screen], ale.getScreenGrayscale())
+        and (colors.rgb[screen] == ale.getScreenRGB()).all()
+    ):
+        raise RunError(f"the emulator shows '{game}' in colours phalanx does not know; use ale-py 0.12")
+    return colors
+
+
+def _make_screen(config: AtariConfig, rows: int, colors: Palette) -> HalfScreen | AreaScreen:
+    depth = 2 if config.max_pool else 1
+    if config.frame == "84x84":
+        return AreaScreen(rows, colors, depth, rgb=config.color == "rgb")
+    if rows != 210:
+        raise UserError(f"env.frame 104x80 needs a screen of 210 rows, but {config.game} has {rows}; use 84x84")
+    if config.color == "rgb":
+        raise UserError("env.color rgb needs env.frame 84x84")
+    return HalfScreen(colors, depth)
+
+
+class AtariEnv:
+    """One game. With `starts` (serialised emulator states) episodes begin one frame after one of them."""
+
+    def __init__(
+        self, config: AtariConfig, seed: np.random.SeedSequence, starts: Sequence[bytes] | None = None
+    ) -> None:
+        self._config = config
+        self._rng = np.random.default_rng(seed)
+        self._pool = start_states(config.game)
+        self._ale = emulator(config.game)
+        self._screen = _make_screen(config, self._ale.getScreenDims()[0], self._pool.palette)
+        self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
+        minimal = self._ale.getMinimalActionSet()
+        self._actions = self._ale.getLegalActionSet() if config.full_actions else minimal
+        start = [known for known in (Action.FIRE, Action.UP) if known in minimal]
+        self._presses = start if config.fire_on_reset and Action.FIRE in minimal else []
+        self._watch_lives = config.episodic_life or bool(self._presses)
+        self._shape_reward = REWARDS[config.reward]
+        self._given = None if starts is None else self._given_starts(starts)
+        self._lives = self._score = self._steps = self._newest = 0
+        self._last_action = Action.NOOP
+        self._goes_on = False  # the next reset follows a lost life and continues the game
+        self._next = self._draw_start()
+        self.spec = EnvSpec(
+            self._screen.shape, np.dtype(np.uint8), len(self._actions), (config.skip_min + config.skip) // 2
+        )
+
+    def reset(self, frame: np.ndarray) -> None:
+        """Begin a game, or go on with it after a lost life, and write the frame."""
+        if self._goes_on:
+            self._press_start()
+        if not self._goes_on or self._ale.game_over():
+            self._begin_game()
+        self._goes_on = False
+        self._screen.write(frame)
+
+    def step(self, action: int, frame: np.ndarray) -> Outcome:
+        """Hold the action for some frames and write what is to be seen."""
+        config = self._config
+        skip = config.skip
+        if config.skip_min < skip:
+            skip = int(self._rng.integers(config.skip_min, skip + 1))
+        reward, life_lost = self._hold(self._actions[action], skip)
+        over = self._ale.game_over()
+        if life_lost and not config.episodic_life:
+            reward += self._press_start()
+            over = self._ale.game_over()
+        self._screen.write(frame)
+        self._score += reward
+        self._steps += 1
+        ended = over or self._steps == config.max_steps
+        terminated = over or (life_lost and config.episodic_life)
+        self._goes_on = terminated and not ended
+        score = float(self._score) if ended else math.nan
+        return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
+
+    def prepare(self) -> None:
+        """Make the state the next game begins at, if no episode began there before."""
+        if self._given is None:
+            self._pool.get(*self._next)
+
+    def render(self) -> np.ndarray:
+        picture: np.ndarray = self._pool.palette.rgb[self._buffers[self._newest]]
+        return picture
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "emulator": self._ale.cloneState().serialize(),
+            "generator": self._rng.bit_generator.state,
+            "screens": self._screen.screens.copy(),
+            "newest": self._newest,
+            "lives": self._lives,
+            "score": self._score,
+            "steps": self._steps,
+            "last_action": self._last_action.value,
+            "goes_on": self._goes_on,
+            "next": list(self._next),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._ale.restoreState(ALEState(state["emulator"]))
+        self._rng.bit_generator.state = state["generator"]
+        np.copyto(self._screen.screens, state["screens"])
+        self._newest, self._lives = state["newest"], state["lives"]
+        self._score, self._steps = state["score"], state["steps"]
+        self._last_action = Action(state["last_action"])
+        self._goes_on = state["goes_on"]
+        self._next = tuple(state["next"])
+
+    def close(self) -> None:
+        """Nothing to give back: the emulator goes with the object."""
+
+    def _hold(self, action: Action, frames: int) -> tuple[int, bool]:
+        """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost."""
+        ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._config.episodic_life
+        actions = self._stick(action, frames) if self._config.sticky else (action,) * frames
+        reward, index, life_lost = 0, 0, False
+        for index, held in enumerate(actions):
+            reward += ale.act(held)
+            ale.getScreen(buffers[index & 1])
+            if ale.game_over():
+                break
+            if watch:
+                lives = ale.lives()
+                life_lost = life_lost or 0 < lives < self._lives
+                self._lives = lives
+                if life_lost and episodic:
+                    break
+        if index == 0:  # the other buffer holds a frame of an earlier step
+            np.copyto(buffers[1], buffers[0])
+        self._newest = index & 1
+        self._last_action = actions[index]
+        return reward, life_lost
+
+    def _stick(self, action: Action, frames: int) -> list[Action]:
+        """What the emulator gets in each frame: with probability `sticky` what it got in the frame before."""
+        actions, last = [], self._last_action
+        for repeat in self._rng.random(frames) < self._config.sticky:
+            last = last if repeat else action
+            actions.append(last)
+        return actions
+
+    def _begin_game(self) -> None:
+        over = True
+        while over:  # pressing FIRE could end a game in theory
+            start = self._pool.get(*self._next) if self._given is None else self._given[self._next[0]]
+            self._next = self._draw_start()
+            self._ale.restoreState(start.state)
+            for buffer in self._buffers:
+                np.copyto(buffer, start.screen)
+            self._score = self._steps = 0
+            self._lives = self._ale.lives()
+            self._last_action = Action.NOOP
+            self._score = self._press_start()
+            over = self._ale.game_over()
+
+    def _press_start(self) -> int:
+        """Press FIRE, then UP, where wanted and known to the game; the raw reward of it."""
+        reward = 0
+        for action in self._presses:
+            if not self._ale.game_over():
+                reward += self._hold(action, self._config.skip)[0]
+        return reward
+
+    def _draw_start(self) -> tuple[int, int]:
+        """Boot and number of frames without action of the next game, or the index among the given starts."""
+        if self._given is not None:
+            return int(self._rng.integers(len(self._given))), 0
+        noops = self._rng.integers(self._config.noop_min, self._config.noop_max + 1)
+        return int(self._rng.integers(BOOTS)), int(noops)
+
+    def _given_starts(self, starts: Sequence[bytes]) -> list[Start]:
+        """The states one frame later, since a saved state has no screen."""
+        if not starts:
+            raise UserError("the list of start states is empty; give at least one, or none for ordinary starts")
+        given = []
+        for number, state in enumerate(starts):
+            try:
+                self._ale.restoreState(ALEState(state))
+            except SystemError:
+                raise UserError(
+                    f"start state {number} is not one of {self._config.game} on this version of ale-py"
+                ) from None
+            self._ale.act(Action.NOOP)
+            given.append(Start(self._ale.cloneState(), self._ale.getScreen()))
+        return given

@@ -1,0 +1,160 @@
+"""Gymnasium environments with discrete actions and Box observations.
+
+Episode k of an environment is reset with a seed made of the environment's own seed and k, so that it does not matter
+which object plays it: `prepare` resets a twin ahead of time and `reset` takes it over. Gymnasium cannot save a running
+episode, so `state` holds the actions taken in it and `restore` plays them again: exact wherever an episode depends on
+its seed and actions alone, as it should.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from phalanx.config import GymnasiumConfig
+from phalanx.envs.rewards import REWARDS
+from phalanx.errors import UserError, unknown
+from phalanx.types import EnvSpec, Outcome
+
+
+def make(name: str) -> Any:
+    """A new Gymnasium environment, able to render where it knows how to."""
+    try:
+        import gymnasium
+    except ImportError:
+        raise UserError(
+            "Gymnasium environments need the package gymnasium; install it with: pip install gymnasium"
+        ) from None
+    errors = gymnasium.error
+    try:
+        env = gymnasium.make(name, disable_env_checker=True)
+        if "rgb_array" in env.metadata.get("render_modes", ()):
+            env.close()
+            env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
+        return env
+    except (errors.UnregisteredEnv, errors.DeprecatedEnv):
+        raise unknown("Gymnasium environment", name, gymnasium.registry) from None
+    except (errors.Error, ImportError) as error:
+        raise UserError(f"the Gymnasium environment '{name}' cannot be made: {error}") from None
+
+
+class GymnasiumEnv:
+    """One Gymnasium environment, and a twin of it when `prepare` is used."""
+
+    def __init__(self, config: GymnasiumConfig, seed: np.random.SeedSequence) -> None:
+        self._config = config
+        self._seed = seed
+        self._env = make(config.id)
+        self._twin: Any = None
+        self._prepared: np.ndarray | None = None  # first observation of the next episode, which the twin holds
+        self._episode = -1
+        self._actions: list[int] = []  # of the running episode
+        self._score = 0.0
+        self._shape_reward = REWARDS[config.reward]
+        actions = _action_space(self._env, config.id)
+        self._first_action = int(actions.start)
+        shape, dtype, self._axes = _frame_layout(self._env, config.id)
+        self.spec = EnvSpec(shape, np.dtype(dtype), int(actions.n))
+
+    def reset(self, frame: np.ndarray) -> None:
+        """Begin the next episode; take over the twin if it was prepared."""
+        self._episode += 1
+        self._actions, self._score = [], 0.0
+        if self._prepared is None:
+            observation, _ = self._env.reset(seed=self._episode_seed(self._episode))
+        else:
+            observation, self._prepared = self._prepared, None
+            self._env, self._twin = self._twin, self._env
+        self._write(observation, frame)
+
+    def step(self, action: int, frame: np.ndarray) -> Outcome:
+        observation, reward, terminated, truncated = self._advance(int(action))
+        self._write(observation, frame)
+        score = self._score if terminated or truncated else math.nan
+        return Outcome(self._shape_reward(reward), score, terminated, truncated and not terminated)
+
+    def prepare(self) -> None:
+        """Reset the twin to the beginning of the next episode."""
+        if self._prepared is None:
+            if self._twin is None:
+                self._twin = make(self._config.id)
+            observation, _ = self._twin.reset(seed=self._episode_seed(self._episode + 1))
+            self._prepared = np.array(observation)
+
+    def render(self) -> np.ndarray:
+        """The picture the environment draws of itself."""
+        from gymnasium.error import DependencyNotInstalled
+
+        try:
+            picture = self._env.render()
+        except (ImportError, DependencyNotInstalled) as error:
+            raise UserError(f"the Gymnasium environment '{self._config.id}' cannot be drawn: {error}") from None
+        if picture is None:
+            raise UserError(f"the Gymnasium environment '{self._config.id}' has no pictures (render mode rgb_array)")
+        return np.asarray(picture, np.uint8)
+
+    def state(self) -> dict[str, Any]:
+        entropy = self._seed.entropy
+        return {
+            "entropy": entropy if isinstance(entropy, int) else [int(word) for word in entropy or ()],
+            "spawn_key": [int(key) for key in self._seed.spawn_key],
+            "episode": self._episode,
+            "actions": np.array(self._actions, np.int32),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Play the running episode again up to where it was."""
+        self._seed = np.random.SeedSequence(state["entropy"], spawn_key=tuple(state["spawn_key"]))
+        self._episode, self._prepared = state["episode"], None
+        self._actions, self._score = [], 0.0
+        if self._episode >= 0:
+            self._env.reset(seed=self._episode_seed(self._episode))
+        for action in state["actions"]:
+            self._advance(int(action))
+
+    def close(self) -> None:
+        self._env.close()
+        if self._twin is not None:
+            self._twin.close()
+
+    def _advance(self, action: int) -> tuple[Any, float, bool, bool]:
+        observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        self._actions.append(action)
+        self._score += float(reward)
+        truncated = bool(truncated) or len(self._actions) == self._config.max_steps
+        return observation, float(reward), bool(terminated), truncated
+
+    def _episode_seed(self, episode: int) -> int:
+        child = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, episode))
+        return int(child.generate_state(1)[0])
+
+    def _write(self, observation: Any, frame: np.ndarray) -> None:
+        values = np.asarray(observation)
+        frame[...] = values.reshape(frame.shape) if self._axes is None else values.transpose(self._axes)
+
+
+def _action_space(env: Any, name: str) -> Any:
+    from gymnasium.spaces import Discrete
+
+    if not isinstance(env.action_space, Discrete):
+        raise UserError(f"{name} has the action space {env.action_space}, but only discrete actions are supported")
+    return env.action_space
+
+
+def _frame_layout(env: Any, name: str) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
+    """Shape and dtype of a frame, and the order of axes that puts channels first (None: only a reshape)."""
+    from gymnasium.spaces import Box
+
+    space = env.observation_space
+    if not isinstance(space, Box):
+        raise UserError(f"{name} has the observation space {space}, but only Box observations are supported")
+    if space.dtype == np.uint8 and len(space.shape) == 2:
+        return (1, *space.shape), np.uint8, None
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        height, width, channels = space.shape
+        if height <= 4 < channels:  # channels are first already
+            return tuple(space.shape), np.uint8, None
+        return (channels, height, width), np.uint8, (2, 0, 1)
+    return (math.prod(space.shape),), np.float32, None

@@ -1,0 +1,149 @@
+"""From the emulator's palette indices to the frame an agent sees: colour table, two-frame maximum, resize.
+
+The emulator gives raw screens of palette indices, which cost little to copy; `AtariEnv` captures them into `screens`
+of one of the two classes here, and `write` makes the frame. Everything is exact integer arithmetic, so that another
+implementation (on a GPU, say) can reproduce it bit for bit: a frame is rint(sum / scale) with whole-number weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+WIDTH = 160
+PAL_ROWS = 250  # screens of European games; all others use the American palette
+
+# Colours of the even palette indices 0, 2 .. 254, as the emulator shows them, red green blue.
+_NTSC = bytes.fromhex(
+    "0000004a4a4a6f6f6f8e8e8eaaaaaac0c0c0d6d6d6ececec48480069690f86861da2a22abbbb35d2d240e8e84afcfc54"
+    "7c2c00904811a26221b47a30c3903dd2a44adfb755ecc860901c00a33915b55328c66c3ad5824ae39759f0aa67fcbc74"
+    "940000a71a1ab83232c84848d65c5ce46f6ff08080fc909084006497197aa8308fb846a2c659b3d46cc3e07cd2ec8ce0"
+    "50008468199a7d30ad9246c0a459d0b56ce0c57ceed48cfc140090331aa34e32b56848c67f5cd5956fe3a980f0bc90fc"
+    "000094181aa72d32b84248c8545cd6656fe47580f08490fc001c88183b9d2d57b04272c2548ad265a0e175b5ef84c8fc"
+    "0030641850802d6d984288b054a0c565b7d975cceb84e0fc00403018624e2d8169429e8254b89965d1ae75e7c284fcd4"
+    "0044001a661a32843248a0485cba5c6fd26f80e88090fc90143c00355f18527e2d6e9c4287b7549ed065b4e775c8fc84"
+    "3038005059166d762b88923ea0ab4fb7c25fccd86ee0ec7c482c00694d14866a26a28638bb9f47d2b656e8cc63fce070"
+)
+_PAL = bytes.fromhex(
+    "0000002b2b2b525252767676979797b6b6b6d2d2d2ececec0000002b2b2b525252767676979797b6b6b6d2d2d2ececec"
+    "80580096711aab8732be9c48cfaf5cdfc06feed180fce090445c005e791a7693328cac48a0c25cb3d76fc4ea80d4fc90"
+    "70340089511aa06b32b68448c99a5cdcaf6fecc280fcd4900064141a803532985248b06e5cc5876fd99e80ebb490fcc8"
+    "700014891a35a03252b6486ec95c87dc6f9eec80b4fc90c8005c5c1a7676328e8e48a4a45cb8b86fcbcb80dcdc90ecec"
+    "70005c841a74963289a8489eb75cb0c66fc1d380d1e090e0003c70195a892f75a0448eb657a5c968badc79ceec88e0fc"
+    "5800706e1a898332a09648b6a75cc9b76fdcc680ecd490fc002070193f892f5aa04474b6578bc968a1dc79b5ec88c8fc"
+    "3400804a1a965f32ab7248be835ccf936fdfa280eeb090fc0000881a1a9d3232b04848c25c5cd26f6fe18080ef9090fc"
+    "0000002b2b2b525252767676979797b6b6b6d2d2d2ececec0000002b2b2b525252767676979797b6b6b6d2d2d2ececec"
+)
+
+
+class Palette(NamedTuple):
+    """What the emulator shows for each of the 256 palette indices."""
+
+    rgb: np.ndarray  # [256, 3] uint8
+    grey: np.ndarray  # [256] uint8
+
+
+def palette(rows: int) -> Palette:
+    """The palette of a game whose screen has so many rows."""
+    colors = np.frombuffer(_PAL if rows == PAL_ROWS else _NTSC, np.uint8).reshape(128, 3)
+    luminance = np.rint(colors @ np.array([0.2989, 0.5870, 0.1140])).astype(np.uint8)
+    rgb = np.repeat(colors, 2, axis=0)
+    rgb[1::2] = luminance[:, None]  # odd indices are pixels that lost their colour
+    grey = np.repeat(luminance, 2)
+    grey[1:-1:2] = colors[1:, 2]  # the emulator looks one entry too far for these and finds the next colour's blue
+    grey[-1] = 0
+    return Palette(rgb, grey)
+
+
+def overlaps(size: int, target: int) -> tuple[int, np.ndarray]:
+    """Area resize of `size` pixels to `target`: equal blocks, and in each the overlaps [out, in] in whole units."""
+    blocks = math.gcd(size, target)
+    ins, outs = np.arange(size // blocks), np.arange(target // blocks)[:, None]
+    first = np.maximum(ins * len(outs), outs * len(ins))
+    last = np.minimum((ins + 1) * len(outs), (outs + 1) * len(ins))
+    return blocks, np.maximum(last - first, 0).astype(np.float32)
+
+
+class AreaResize:
+    """Area average of a [rows, 160] screen to 84x84; each pixel is rint(sum / scale), ties to even.
+
+    A sum has whole-number weights and stays below 2^24, hence is exact in float32 in any order of summation.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.blocks, self.row_weights = overlaps(rows, 84)  # [out, in] of one block of rows
+        column_weights = overlaps(WIDTH, 84)[1]
+        self.column_weights = np.ascontiguousarray(column_weights.T)  # [40, 21]
+        self.block_rows = rows // self.blocks
+        self.scale = np.float32(self.block_rows * len(self.column_weights))
+
+    def sums(self, blocks: np.ndarray) -> np.ndarray:
+        """[k, block_rows, 160] float32 blocks of a screen -> [k, rows out, 84] weighted sums."""
+        rows: np.ndarray = np.matmul(self.row_weights, blocks)
+        sums: np.ndarray = np.matmul(rows.reshape(-1, len(self.column_weights)), self.column_weights)
+        return sums.reshape(*rows.shape[:2], 84)
+
+    def __call__(self, blocks: np.ndarray) -> np.ndarray:
+        mean = self.sums(blocks)
+        np.divide(mean, self.scale, out=mean)
+        np.rint(mean, out=mean)
+        return mean.astype(np.uint8)
+
+
+class HalfScreen:
+    """104x80 grey frames: rows 1, 3 .. 207 and even columns of a screen with 210 rows."""
+
+    shape = (1, 104, 80)
+
+    def __init__(self, colors: Palette, depth: int) -> None:
+        self.screens = np.zeros((depth, 210, WIDTH), np.uint8)
+        # The low byte of a pair of pixels is its even column: much faster than a strided copy.
+        self._pairs = self.screens.view("<u2")[:, 1:209:2]
+        self._bytes = bytearray(depth * 104 * 80)
+        self._small = np.frombuffer(self._bytes, np.uint8).reshape(depth, 104, 80)
+        self._table = colors.grey.tobytes()
+
+    def write(self, frame: np.ndarray) -> None:
+        """Write the maximum of the captured screens."""
+        np.copyto(self._small, self._pairs, casting="unsafe")
+        grey = np.frombuffer(self._bytes.translate(self._table), np.uint8).reshape(self._small.shape)
+        np.maximum(grey[0], grey[-1], out=frame[0])
+
+
+class AreaScreen:
+    """84x84 frames, grey or three colours. Only blocks of rows that changed since the last frame are computed."""
+
+    def __init__(self, rows: int, colors: Palette, depth: int, rgb: bool) -> None:
+        channels = colors.rgb.T if rgb else colors.grey[None]
+        self.shape = (len(channels), 84, 84)
+        self.screens = np.zeros((depth, rows, WIDTH), np.uint8)
+        self._tables = [channel.tobytes() for channel in channels]
+        self._resize = AreaResize(rows)
+        blocks = self._resize.blocks
+        self._blocks = self.screens.reshape(depth, blocks, -1)
+        self._seen = np.zeros_like(self._blocks)  # what `_shown` was made of: index 0, which is black
+        self._shown = np.zeros((len(channels), blocks, 84 // blocks, 84), np.uint8)
+        self._frame = self._shown.reshape(self.shape)
+        self._words = self._blocks.view(np.uint64), self._seen.view(np.uint64)
+        self._differs = np.zeros(self._words[0].shape, bool)
+
+    def write(self, frame: np.ndarray) -> None:
+        """Write the maximum of the captured screens."""
+        changed = self._changed()
+        if changed.size:
+            raw = self._blocks.take(changed, axis=1)
+            self._seen[:, changed] = raw
+            for shown, table in zip(self._shown, self._tables, strict=True):
+                color = np.frombuffer(bytearray(raw).translate(table), np.uint8)
+                color = color.reshape(len(raw), changed.size, -1, WIDTH)
+                shown[changed] = self._resize(np.maximum(color[0], color[-1]).astype(np.float32))
+        np.copyto(frame, self._frame)
+
+    def _changed(self) -> np.ndarray:
+        """Indices of the blocks that differ from those shown."""
+        np.not_equal(*self._words, out=self._differs)
+        blocks: np.ndarray = np.bitwise_or.reduce(self._differs.view(np.uint32), axis=2)  # a word holds four flags
+        changed: np.ndarray = (blocks[0] | blocks[-1]).nonzero()[0]
+        return changed

@@ -1,0 +1,31 @@
+"""Errors that are the user's to fix: one sentence that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(Exception):
+    """Shown as one line, without a traceback, with exit code 2."""
+
+
+class RunError(Exception):
+    """The run cannot go on (not finite, too many dead workers, full disk); shown as one line, exit code 1."""
+
+
+class NotFinite(RunError):
+    """A NaN or an infinity; carries the rollout or batch it was found in."""
+
+    def __init__(self, sentence: str, batch: Any) -> None:
+        super().__init__(sentence)
+        self.batch = batch
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name nobody knows, naming the nearest known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names[:30])}"
+    return UserError(f"unknown {kind} '{name}'; {hint}")

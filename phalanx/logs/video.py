@@ -1,0 +1,102 @@
+"""Frames to a video file a browser plays: .mp4 or .gif. The last step of `phalanx play`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.errors import RunError, UserError
+
+FASTEST_GIF_MS = 20  # browsers slow down anything faster
+
+
+def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
+    """Write frames [height, width, 3] uint8 to `path`; it appears whole or not at all."""
+    writers: dict[str, Callable[[Path, Iterator[np.ndarray], float], None]] = {".mp4": _write_mp4, ".gif": _write_gif}
+    writer = writers.get(path.suffix.lower())
+    if writer is None:
+        raise UserError(f"cannot write a video to {path}; give a name that ends in .mp4 or .gif")
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer(temporary, _checked(frames), fps)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write the video {path} ({error}); check the directory and its free space") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checked(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same frames, once it is sure that there is one and that all fit together."""
+    iterator = iter(frames)
+    first = next(iterator, None)
+    if first is None:
+        raise UserError("there is no frame to make a video of; play at least one step")
+    for frame in itertools.chain([first], iterator):
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape != first.shape:
+            raise UserError(
+                f"a video needs uint8 frames of one shape [height, width, 3], but got {frame.dtype} "
+                f"{list(frame.shape)} after {list(first.shape)}"
+            )
+        yield frame
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"this video format needs the package {name}; run: pip install {name}") from None
+
+
+def _write_mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    ffmpeg = _package("imageio_ffmpeg", "imageio-ffmpeg").get_ffmpeg_exe()
+    first = _even(next(frames))
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{first.shape[1]}x{first.shape[0]}", "-r", str(fps)]
+    # yuv420p is what every player shows; it halves the colour's resolution, hence the even size.
+    target = ["-an", "-vcodec", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart", str(path)]
+    with tempfile.TemporaryFile() as complaints:
+        encoder = subprocess.Popen(
+            [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+        )
+        assert encoder.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # ffmpeg gave up; its exit code and complaint say why
+                for frame in itertools.chain([first], map(_even, frames)):
+                    encoder.stdin.write(frame.data)
+                encoder.stdin.close()
+        except BaseException:
+            encoder.kill()
+            raise
+        finally:
+            failed = encoder.wait() != 0
+            with contextlib.suppress(OSError):
+                encoder.stdin.close()
+        if failed:
+            complaints.seek(0)
+            raise OSError(complaints.read().decode(errors="replace").strip().partition("\n")[0])
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """The frame with its last row or column doubled where their number is odd."""
+    height, width = frame.shape[:2]
+    return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+
+
+def _write_gif(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    pillow = _package("PIL.Image", "pillow")
+    images = map(pillow.fromarray, frames)
+    duration = max(FASTEST_GIF_MS, round(1000 / fps))
+    next(images).save(path, save_all=True, append_images=images, duration=duration, loop=0)

@@ -1,0 +1,252 @@
+"""Torsos: from a batch of frame stacks to features, the part of a network that actor-critic and Q-heads share.
+
+    stacks [N, S, *frame], history [N]  ->  network_input  ->  convolutions or hidden layers  ->  [N, features]
+
+Frames stay bytes until here: one pass turns them into floats, and the division by 255 is done on the first layer's
+weights, which are far fewer than the pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.config import ModelConfig
+from phalanx.errors import UserError, unknown
+from phalanx.types import EnvSpec
+
+Pads = tuple[int, int, int, int]  # left, right, top, bottom
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution, followed by a 2x2 max-pool if `pool`, then by a ReLU."""
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    pool: bool = False
+
+
+CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
+    "nips": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
+    "nature": (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1)),
+    "ba3c": (
+        Convolution(32, 5, pool=True),
+        Convolution(32, 5, pool=True),
+        Convolution(64, 5, pool=True),
+        Convolution(64, 3),
+    ),
+    "ga3c": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
+    "ga3c-large": (Convolution(32, 8, 4), Convolution(32, 4, 2), Convolution(64, 4, 2)),
+}
+HIDDEN = {"nips": 256, "nature": 512, "ba3c": 128, "ga3c": 256, "ga3c-large": 256, "mlp": 64}
+BA3C_CHANNELS = 16  # BA3C pads its 12 input channels to a multiple of this
+
+
+def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | MlpTorso:
+    """The torso a configuration names, for stacks of `stack` frames of `spec`."""
+    if config.torso not in HIDDEN:
+        raise unknown("torso", config.torso, HIDDEN)
+    if config.padding and config.torso not in ("nips", "nature"):
+        raise UserError(f"model.padding is for the torsos nips and nature; leave it off with {config.torso}")
+    if config.first_stride != 4 and config.torso != "ga3c-large":
+        raise UserError(f"model.first_stride is for the torso ga3c-large; leave it at 4 with {config.torso}")
+    if config.torso == "mlp":
+        return MlpTorso(config, spec, stack)
+    if not spec.is_image:
+        raise UserError(
+            f"model.torso {config.torso} needs images, but the environment gives vectors; use model.torso mlp"
+        )
+    return ConvTorso(config, spec, stack)
+
+
+class ConvTorso(nn.Module):
+    """Convolutions and one fully connected layer, all with ReLU."""
+
+    def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
+        super().__init__()
+        layers = CONVOLUTIONS[config.torso]
+        if config.torso == "ga3c-large":
+            layers = (replace(layers[0], stride=config.first_stride), *layers[1:])
+        self.layers, self.pads = layers, layer_pads(config, layers, spec)
+        self.channels = stack * spec.frame_shape[0]
+        self.offset, self.scale = pixel_scale(config, spec)
+        self.fold = _foldable(layers[0], self.pads[0], spec)
+        self.features = config.hidden or HIDDEN[config.torso]
+
+        inputs = -(-self.channels // BA3C_CHANNELS) * BA3C_CHANNELS if config.torso == "ba3c" else self.channels
+        self.convolutions = nn.ModuleList()
+        for layer in layers:
+            convolution = nn.Conv2d(inputs, layer.filters, layer.kernel, bias=config.torso != "ba3c")
+            self.convolutions.append(initialise(convolution, config.init))
+            inputs = layer.filters
+        height, width = output_size(layers, self.pads, spec)
+        self.dense = initialise(nn.Linear(inputs * height * width, self.features), config.init)
+
+    def forward(self, stacks: Tensor, history: Tensor) -> Tensor:
+        x = network_input(stacks, history, compute_dtype(stacks.device), self.fold)
+        if self.offset:
+            x.sub_(self.offset)
+        for index, (layer, pads, convolution) in enumerate(zip(self.layers, self.pads, self.convolutions, strict=True)):
+            weight: Tensor = convolution.weight  # type: ignore[assignment]
+            stride = (layer.stride, layer.stride)
+            if index == 0:
+                # channels past the frames' own would meet zeros only, so they are left out
+                weight = fold_weight(weight[:, : self.channels] * self.scale, self.fold)
+                stride = (layer.stride, layer.stride // self.fold)
+            x = _convolve(x, weight, convolution.bias, stride, pads)  # type: ignore[arg-type]
+            x = F.relu(F.max_pool2d(x, 2) if layer.pool else x, inplace=True)
+        # channels stay innermost: no copy of the channels_last activations
+        return F.relu(self.dense(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+
+
+class MlpTorso(nn.Module):
+    """Two hidden layers with tanh, for vectors and small boards."""
+
+    def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
+        super().__init__()
+        self.offset, self.scale = pixel_scale(config, spec)
+        self.features = config.hidden or HIDDEN["mlp"]
+        self.first = initialise(nn.Linear(stack * math.prod(spec.frame_shape), self.features), config.init)
+        self.second = initialise(nn.Linear(self.features, self.features), config.init)
+
+    def forward(self, stacks: Tensor, history: Tensor) -> Tensor:
+        x = stacks.flatten(2) * _valid(history, stacks.shape[1], torch.float32)[:, :, None]
+        x = torch.tanh(F.linear(x.flatten(1) - self.offset, self.first.weight * self.scale, self.first.bias))
+        return torch.tanh(self.second(x))
+
+
+def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
+    """[N, S, C, H, W] of any strides as [N, S*C*fold, H, W/fold] in `dtype`, channels innermost in memory.
+
+    Frames older than the newest `history[n]` become zeros. Fold 4 takes four neighbouring pixels of a row as channels
+    (see `fold_weight`), so that the copy moves whole words and the convolution sees 16 channels instead of 4.
+    """
+    rows, frames, planes, height, width = stacks.shape
+    if stacks.device.type != "cpu":
+        x = torch.empty((rows, height, width // fold, frames, planes, fold), dtype=dtype, device=stacks.device)
+        valid = _valid(history, frames, dtype)[:, :, None, None, None, None]
+        torch.mul(stacks.unflatten(4, (-1, fold)), valid, out=x.permute(0, 3, 4, 1, 2, 5))
+        return x.flatten(3).permute(0, 3, 1, 2)
+    words = _as_words(stacks) if fold == 4 else stacks
+    moved = words.permute(0, 3, 4, 1, 2).flatten(3).contiguous()
+    x = moved.view(stacks.dtype).to(dtype)
+    if x.data_ptr() == stacks.data_ptr():
+        x = x.clone()  # float frames may come through all this uncopied, and must not be written to
+    if int(history.min()) < frames:
+        short = (history < frames).nonzero().squeeze(1)
+        valid = _valid(history[short], frames, dtype).repeat_interleave(planes * fold, dim=1)
+        x[short] *= valid[:, None, None, :]
+    return x.permute(0, 3, 1, 2)
+
+
+def fold_weight(weight: Tensor, fold: int) -> Tensor:
+    """[O, C, K, L] for plain pixels as [O, C*fold, K, L/fold] for folded ones, channels innermost."""
+    return weight.unflatten(3, (-1, fold)).permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """What convolutions run in here; bytes are exact in all of these."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if enabled else torch.float32
+
+
+def pixel_scale(config: ModelConfig, spec: EnvSpec) -> tuple[float, float]:
+    """(offset, scale) of bytes: the network sees (pixel - offset) * scale. Other frames are taken as they are."""
+    if np.dtype(spec.frame_dtype) != np.uint8:
+        return 0.0, 1.0
+    return (128.0, 1 / 128) if config.scale == "centred" else (0.0, 1 / 255)
+
+
+def layer_pads(config: ModelConfig, layers: tuple[Convolution, ...], spec: EnvSpec) -> list[Pads]:
+    """The zeros around each convolution's input: none, 1 after the first layer, or TensorFlow's SAME (GA3C)."""
+    pads: list[Pads] = []
+    for index, layer in enumerate(layers):
+        if config.torso in ("ga3c", "ga3c-large"):
+            height, width = output_size(layers[:index], pads, spec)
+            (top, bottom), (left, right) = _same(height, layer), _same(width, layer)
+            pads.append((left, right, top, bottom))
+        else:
+            pads.append((1, 1, 1, 1) if config.padding and index else (0, 0, 0, 0))
+    return pads
+
+
+def output_size(layers: tuple[Convolution, ...], pads: list[Pads], spec: EnvSpec) -> tuple[int, int]:
+    """Height and width after the convolutions; a UserError if the frames are too small for them."""
+    _, height, width = spec.frame_shape
+    for layer, (left, right, top, bottom) in zip(layers, pads, strict=True):
+        pool = 2 if layer.pool else 1
+        height = ((height + top + bottom - layer.kernel) // layer.stride + 1) // pool
+        width = ((width + left + right - layer.kernel) // layer.stride + 1) // pool
+        if height < 1 or width < 1:
+            raise UserError(
+                f"frames of {spec.frame_shape[1]}x{spec.frame_shape[2]} are too small for the convolutions of this "
+                "torso; use larger frames, fewer convolutions (model.torso nips) or none (model.torso mlp)"
+            )
+    return height, width
+
+
+def initialise(
+    layer: nn.Conv2d | nn.Linear, scheme: str, role: Literal["hidden", "policy", "value"] = "hidden"
+) -> nn.Conv2d | nn.Linear:
+    """Fill a layer's weights and biases from torch's global generator; the same layer."""
+    weight, is_convolution = layer.weight, isinstance(layer, nn.Conv2d)
+    fan_in = weight[0].numel()
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    if scheme == "orthogonal":
+        nn.init.orthogonal_(weight, {"hidden": math.sqrt(2), "policy": 0.01, "value": 1.0}[role])
+    elif scheme == "normc" and is_convolution:
+        nn.init.xavier_uniform_(weight)
+    elif scheme == "normc":
+        nn.init.normal_(weight)
+        weight.data *= (0.01 if role == "policy" else 1.0) / weight.data.norm(dim=1, keepdim=True)
+    elif scheme == "fan-in":
+        for tensor in layer.parameters():
+            nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+    elif scheme == "ba3c" and is_convolution:
+        nn.init.trunc_normal_(weight, std=0.03, a=-0.06, b=0.06)
+    elif scheme == "ba3c":
+        bound = 1.43 * math.sqrt(3 / fan_in)
+        nn.init.uniform_(weight, -bound, bound)
+    else:
+        raise unknown("initialisation", scheme, ("orthogonal", "normc", "fan-in", "ba3c"))
+    return layer
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], pads: Pads) -> Tensor:
+    left, right, top, bottom = pads
+    if (left, top) == (right, bottom):
+        return F.conv2d(x, weight, bias, stride, (top, left))
+    return F.conv2d(F.pad(x, pads), weight, bias, stride)
+
+
+def _valid(history: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
+    """[N, S]: 1 for the newest `history[n]` frames of a row, 0 for the older ones."""
+    return (torch.arange(frames, device=history.device) >= frames - history[:, None]).to(dtype)
+
+
+def _as_words(stacks: Tensor) -> Tensor:
+    """Bytes [..., W] as 4-byte words [..., W/4]; copied only where they do not lie in fours."""
+    steps = (stacks.storage_offset(), *stacks.stride()[:-1])
+    in_fours = stacks.stride(-1) == 1 and all(step % 4 == 0 for step in steps)
+    return (stacks if in_fours else stacks.contiguous()).view(torch.int32)
+
+
+def _same(size: int, layer: Convolution) -> tuple[int, int]:
+    """TensorFlow's SAME padding of one dimension: (before, after), the odd one after."""
+    total = max((-(-size // layer.stride) - 1) * layer.stride + layer.kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def _foldable(first: Convolution, pads: Pads, spec: EnvSpec) -> int:
+    """4 if the first convolution can take four pixels of a row as channels, else 1."""
+    whole_words = spec.frame_shape[2] % 4 == 0 and np.dtype(spec.frame_dtype) == np.uint8
+    return 4 if first.stride == 4 and first.kernel % 4 == 0 and not any(pads) and whole_words else 1

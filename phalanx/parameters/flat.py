@@ -1,0 +1,68 @@
+"""All parameters of a model as one vector, and all its gradients as another.
+
+Everything behind the learner (norm clip, update rule, stores, shards, checkpoints) works on these two vectors; the
+model works on views of them, so nothing is ever gathered or scattered. Build it after the model is on its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.errors import UserError
+
+
+class FlatParameters:
+    """Lays a module's parameters into `flat` [P] and their gradients into `grad` [P].
+
+    autograd adds in place to a gradient that exists, so `backward` writes straight into `grad`; the one way to clear
+    it is `grad.zero_()` (`zero_grad` would drop the views).
+    """
+
+    def __init__(self, model: nn.Module, channels_last: bool = True) -> None:
+        parameters = dict(model.named_parameters())
+        device = next(iter(parameters.values())).device
+        self.slices: dict[str, slice] = {}
+        self._views: dict[str, Tensor] = {}
+        self.flat = torch.empty(sum(p.numel() for p in parameters.values()), device=device)
+        self.grad = torch.zeros_like(self.flat)
+        start = 0
+        for name, parameter in parameters.items():
+            part = slice(start, start + parameter.numel())
+            view = _shaped(self.flat[part], parameter.shape, channels_last)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = _shaped(self.grad[part], parameter.shape, channels_last)
+            self.slices[name], self._views[name] = part, view
+            start = part.stop
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """A copy of each parameter by name, in its usual layout, for checkpoints."""
+        return {name: view.clone(memory_format=torch.contiguous_format) for name, view in self._views.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over values from `named_tensors`; names and shapes must be this model's."""
+        strangers = sorted(set(tensors) ^ set(self._views))
+        if strangers:
+            raise UserError(
+                f"the saved parameters and this model differ in {', '.join(strangers)}; "
+                "use the model configuration they were saved with"
+            )
+        for name, view in self._views.items():
+            if tensors[name].shape != view.shape:
+                raise UserError(
+                    f"the saved parameter {name} has shape {tuple(tensors[name].shape)}, but this model needs "
+                    f"{tuple(view.shape)}; use the environment and model configuration it was saved with"
+                )
+        for name, view in self._views.items():
+            view.copy_(tensors[name])
+
+
+def _shaped(part: Tensor, shape: torch.Size, channels_last: bool) -> Tensor:
+    """A view of a slice in a parameter's shape; weights of convolutions may lie with their channels innermost."""
+    if channels_last and len(shape) == 4:
+        filters, channels, height, width = shape
+        return part.view(filters, height, width, channels).permute(0, 3, 1, 2)
+    return part.view(shape)

@@ -1,0 +1,78 @@
+"""What a run would be, in words and numbers, without running it: `phalanx plan`."""
+
+from __future__ import annotations
+
+from phalanx.algorithms.schedules import learning_rate_schedule
+from phalanx.config import DQNConfig, Experiment, PPOConfig, difference
+from phalanx.models.heads import make_model
+from phalanx.presets import PRESETS
+from phalanx.registry import MakeEnv
+from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
+from phalanx.runtime.device import choose_compute
+from phalanx.sampling.collector import rollout_bytes
+from phalanx.sampling.placement import place
+from phalanx.types import EnvSpec
+
+
+def describe(experiment: Experiment) -> str:
+    """Every line of the plan."""
+    spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
+    lines = [
+        ("preset", f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
+                   f"{experiment.topology.name}, {experiment.env.name}"),
+        *_machine(experiment),
+        *_batches(experiment),
+        *_memory(experiment, spec),
+        *_changes(experiment),
+    ]
+    return "\n".join(f"{name:<14} {text}" for name, text in lines)
+
+
+def _machine(experiment: Experiment) -> list[tuple[str, str]]:
+    compute, quota = choose_compute(experiment.run), cgroup_quota()
+    placement = place(experiment, compute)
+    free = f"{free_memory() / 2**30:.1f} GiB memory free"
+    return [
+        ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
+        ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
+        ("processes", placement.describe()),
+    ]
+
+
+def _batches(experiment: Experiment) -> list[tuple[str, str]]:
+    sampler, algorithm = experiment.sampler, experiment.algorithm
+    rows = sampler.rollout_steps
+    per_act = sampler.environments // sampler.groups
+    if isinstance(algorithm, PPOConfig):
+        learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
+    elif isinstance(algorithm, DQNConfig):
+        learning = f"{algorithm.updates_per_rollout(rows):g} updates of {algorithm.batch_size} from replay"
+    else:
+        learning = f"1 update of {rows}"
+    rate = learning_rate_schedule(experiment)
+    return [
+        ("rollout", f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
+                    f"{sampler.groups} group(s), inference batches of {per_act}"),
+        ("learning", f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> "
+                     f"{rate.final:g}"),
+        ("budget", f"{experiment.run.steps:,} steps = {-(-experiment.run.steps // rows):,} rollouts"),
+    ]
+
+
+def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
+    model = make_model(experiment.model, spec, experiment.env.stack)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
+    return [
+        ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
+        ("memory", f"rollout {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
+                   f"{4 * parameters * 4 / 2**20:.1f} MiB"),
+    ]
+
+
+def _changes(experiment: Experiment) -> list[tuple[str, str]]:
+    if experiment.preset not in PRESETS:
+        return []
+    changes = difference(experiment, PRESETS[experiment.preset][1])
+    changes.pop("preset", None)
+    return [("changed", f"{name}: {old} -> {new}") for name, (old, new) in changes.items()] or [("changed", "nothing")]

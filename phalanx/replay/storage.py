@@ -1,0 +1,231 @@
+"""The replay memory's frames and outcomes: step 5 of a transition's way when the algorithm learns from memory.
+
+Each frame is stored once, in a ring of time rows [L, B]. Stacks, n-step returns and bootstrap stacks are gathered
+when a row is read, so that 1,000,000 steps of 84x84 frames take 7.1 GB. A row's id is its absolute step number
+times B plus its environment: it is never used twice, so a late priority cannot hit a row that was overwritten.
+
+    time row   oldest ... | S-1 rows: frames of stacks only | drawable rows | n rows: look-ahead only | next write
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.errors import UserError
+from phalanx.runtime.affinity import free_memory
+from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
+
+TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
+MIN_LAST_FRAMES = 8  # first size of the table of truncated episodes' last frames
+TABLES = ("frames", "history", "action", "reward", "end", "cut")
+
+
+class FrameStorage:
+    """A ring of L = capacity // environments time rows, read by absolute id."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        stack: int,
+        environments: int,
+        capacity: int,
+        n_step: int,
+        discount: float,
+        device: torch.device,
+    ) -> None:
+        self.stack, self.environments, self.n_step, self.device = stack, environments, n_step, device
+        self.length = capacity // environments
+        if self.length < stack + n_step:
+            raise UserError(
+                f"a memory of {capacity} steps leaves {self.length} for each of {environments} environments, but "
+                f"stacks and returns need {stack + n_step}; raise algorithm.replay_size to at least "
+                f"{(stack + n_step) * environments}"
+            )
+        self.rows = self.length * environments
+        self.written = 0  # time rows ever written
+        # zeros, not empty: the system hands out such memory lazily, and no read ever meets a stray NaN
+        self.frames = self._table(torch_dtype(spec.frame_dtype), spec.frame_shape)
+        self.history = self._table(torch.uint8)
+        self.action = self._table(action_dtype(spec.actions))
+        self.reward = self._table(torch.float32)
+        self.end = self._table(torch.uint8)
+        self.cut = self._table(torch.bool)
+        # true last frames of truncated episodes: a growing table, the slot each row uses, and who holds a slot
+        self.last_frames = torch.zeros((0, *spec.frame_shape), dtype=self.frames.dtype, device=device)
+        self.last_slot = self._table(torch.int32)
+        self.held: deque[tuple[int, int]] = deque()  # (id, slot), oldest first
+        self.free: list[int] = []
+        self.powers = torch.tensor([discount**k for k in range(n_step + 1)], dtype=torch.float32, device=device)
+        self.ahead = torch.arange(n_step + 1, device=device) * environments
+        self.back = torch.arange(1 - stack, 1, device=device) * environments
+
+    def _table(self, dtype: torch.dtype, shape: tuple[int, ...] = ()) -> Tensor:
+        return torch.zeros((self.length, self.environments, *shape), dtype=dtype, device=self.device)
+
+    @property
+    def filled(self) -> int:
+        """Time rows that hold something."""
+        return min(self.written, self.length)
+
+    @property
+    def drawable(self) -> range:
+        """Ids whose stack and look-ahead are stored; cut rows among them must not be drawn."""
+        start = self.written - self.filled + self.stack - 1
+        return range(start * self.environments, max(start, self.written - self.n_step) * self.environments)
+
+    def put(self, rollout: Rollout) -> None:
+        """Append a rollout, which continues the one before; the oldest rows give way."""
+        steps = rollout.steps
+        if steps > self.length:
+            raise UserError(
+                f"a rollout of {steps} steps does not fit into a memory of {self.length} steps per environment; raise "
+                f"algorithm.replay_size to at least {(steps + self.stack + self.n_step) * self.environments}"
+            )
+        self._release((self.written + steps - self.length) * self.environments)
+        columns = (
+            (self.frames, rollout.frames[self.stack - 1 :]),
+            (self.history, rollout.history),
+            (self.action, rollout.action),
+            (self.reward, rollout.reward),
+            (self.end, torch.where(rollout.terminated, TERMINATED, rollout.truncated * TRUNCATED)),
+            (self.cut, rollout.cut),
+        )
+        done = 0
+        for rows in ring_slices(range(self.written, self.written + steps), self.length):
+            count = rows.stop - rows.start
+            for table, values in columns:
+                table[rows] = values[done : done + count]
+            done += count
+        if rollout.last_frames:
+            keys = sorted(rollout.last_frames)
+            ids = [(self.written + t) * self.environments + b for t, b in keys]
+            self._keep_last_frames(ids, torch.stack([rollout.last_frames[key] for key in keys]))
+        self.written += steps
+
+    def sever(self) -> None:
+        """The next rollout does not continue the last one: nothing is learnt from the steps in between."""
+        if self.written:
+            self.cut[(self.written - 1) % self.length] = True
+
+    def read(self, ids: Tensor, weight: Tensor) -> ReplayBatch:
+        """The transitions [N] of drawable ids. A window of up to n rewards stops after the end of an episode and
+        before a cut step; it bootstraps from the observation where it stops, after a truncation from the true last."""
+        rows = ids % self.rows
+        window = (rows[:, None] + self.ahead) % self.rows  # [N, n+1]
+        steps = window[:, :-1]
+        end = self.end.view(-1)[steps]
+        summed = torch.ones_like(end, dtype=torch.bool)
+        summed[:, 1:] = (end[:, :-1] == 0) & ~self.cut.view(-1)[steps[:, 1:]]
+        summed = summed.cumprod(1)
+        length = summed.sum(1, keepdim=True)
+        reward = self.reward.view(-1)[steps] * summed * self.powers[:-1]
+        last, following = steps.gather(1, length - 1).squeeze(1), window.gather(1, length).squeeze(1)
+        last_end = self.end.view(-1)[last]
+        history = self.history.view(-1)
+        next_stacks, next_history = self._stacks(following), history[following]
+        if self.held:
+            truncated = last_end == TRUNCATED
+            next_history = torch.where(truncated, (history[last] + 1).clamp(max=self.stack), next_history)
+            frames = self.last_frames[self.last_slot.view(-1)[last].long()]
+            shape = (-1, *[1] * (frames.dim() - 1))
+            next_stacks[:, -1] = torch.where(truncated.view(shape), frames, next_stacks[:, -1])
+        return ReplayBatch(
+            stacks=self._stacks(rows),
+            history=history[rows],
+            action=self.action.view(-1)[rows].long(),
+            returns=reward.sum(1),
+            next_stacks=next_stacks,
+            next_history=next_history,
+            next_discount=self.powers[length.squeeze(1)] * (last_end != TERMINATED),
+            weight=weight,
+            ids=ids,
+        )
+
+    def _stacks(self, rows: Tensor) -> Tensor:
+        """[N, S, *frame]: whole frames are gathered, one memory copy each."""
+        chosen = (rows[:, None] + self.back) % self.rows
+        frames = self.frames.flatten(0, 1).index_select(0, chosen.flatten())
+        return frames.view(len(rows), self.stack, *frames.shape[1:])
+
+    def _keep_last_frames(self, ids: list[int], frames: Tensor) -> None:
+        """Give each truncated step a slot for its episode's last frame."""
+        while len(self.free) < len(ids):
+            size = len(self.last_frames)
+            grown = self.last_frames.new_zeros((max(2 * size, MIN_LAST_FRAMES), *self.last_frames.shape[1:]))
+            grown[:size] = self.last_frames
+            self.free += range(size, len(grown))
+            self.last_frames = grown
+        slots = [self.free.pop() for _ in ids]
+        self.held.extend(zip(ids, slots, strict=True))
+        where = torch.tensor(slots, device=self.device)
+        self.last_frames[where] = frames.to(self.device)
+        self.last_slot.view(-1)[torch.tensor(ids, device=self.device) % self.rows] = where.int()
+
+    def _release(self, oldest: int) -> None:
+        """Take back the slots of rows older than the id `oldest`."""
+        while self.held and self.held[0][0] < oldest:
+            self.free.append(self.held.popleft()[1])
+
+    def state(self) -> dict[str, Any]:
+        """The filled part, as views where possible; written out at once or copied, before the next `put`."""
+        ids, slots = zip(*self.held, strict=True) if self.held else ((), ())
+        return {
+            "written": self.written,
+            "length": self.length,
+            "tables": {name: getattr(self, name)[: self.filled] for name in TABLES},
+            "last_ids": list(ids),
+            "last_frames": self.last_frames[list(slots)],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if state["length"] != self.length or state["tables"]["action"].shape[1] != self.environments:
+            raise UserError(
+                f"the checkpoint's memory has {state['tables']['action'].shape[1]} environments x {state['length']} "
+                f"steps, this run has {self.environments} x {self.length}; resume with the same algorithm.replay_size "
+                f"and sampler.environments"
+            )
+        self._release(self.written * self.environments)
+        self.written = state["written"]
+        for name, values in state["tables"].items():
+            getattr(self, name)[: self.filled] = values.to(self.device)
+        if state["last_ids"]:
+            self._keep_last_frames(state["last_ids"], state["last_frames"])
+
+
+def ring_slices(span: range, size: int) -> list[slice]:
+    """Where the absolute positions of `span` lie in a ring: no, one or two slices, in order."""
+    if not span:
+        return []
+    start, stop = span.start % size, span.start % size + len(span)
+    return [slice(start, stop)] if stop <= size else [slice(start, size), slice(0, stop - size)]
+
+
+def action_dtype(actions: int) -> torch.dtype:
+    """The smallest type that tells so many actions apart."""
+    return torch.uint8 if actions <= 256 else torch.int32
+
+
+def storage_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
+    """Bytes of a full FrameStorage; last frames of truncated episodes, one each, come on top."""
+    frame = int(np.prod(spec.frame_shape)) * np.dtype(spec.frame_dtype).itemsize
+    small = torch.uint8.itemsize * 2 + torch.bool.itemsize + torch.float32.itemsize + torch.int32.itemsize
+    return capacity // environments * environments * (frame + small + action_dtype(spec.actions).itemsize)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be taken on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def check_memory(bytes_needed: int, bytes_free: int) -> None:
+    """Refuse a memory that does not fit, before anything is allocated."""
+    if bytes_needed > bytes_free:
+        raise UserError(
+            f"the replay memory needs {bytes_needed / 1e9:.2f} GB, but {bytes_free / 1e9:.2f} GB are available; "
+            f"lower algorithm.replay_size"
+        )

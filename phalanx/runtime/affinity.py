@@ -1,0 +1,49 @@
+"""What the container may really use: cores by affinity mask and cgroup quota, memory by cgroup limit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def core_list() -> list[int]:
+    """The cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """Whole cores this process may keep busy: the affinity mask, cut by a cgroup quota."""
+    cores = len(core_list())
+    quota = cgroup_quota()
+    return cores if quota is None else max(1, min(cores, int(quota + 0.5)))
+
+
+def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPU quota in cores of cgroup v2 or v1, None where there is none."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        period_us = int((root / "cpu/cpu.cfs_period_us").read_text())
+        return limit_us / period_us if limit_us > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def free_memory() -> int:
+    """Bytes that can still be taken: what the system has available, cut by a cgroup limit."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []:
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = (Path("/sys/fs/cgroup") / "memory.max").read_text().strip()
+        used = int((Path("/sys/fs/cgroup") / "memory.current").read_text())
+        return available if limit == "max" else min(available, int(limit) - used)
+    except (OSError, ValueError):
+        return available

@@ -1,0 +1,43 @@
+"""Where and how the network runs: device, precision, threads."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.config import RunConfig
+from phalanx.errors import UserError
+from phalanx.runtime.affinity import usable_cores
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Device and precision of the network; parameters and losses stay float32."""
+
+    device: torch.device
+    bfloat16: bool = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if not self.bfloat16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def choose_compute(run: RunConfig) -> Compute:
+    """The device and precision the run asks for; torch's threads are set to the cores the process may use."""
+    name = run.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"run.device '{name}' is no device; use cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device asks for a GPU, but torch sees none; use --run.device cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(run.threads or usable_cores())
+    return Compute(device, run.precision == "bfloat16")

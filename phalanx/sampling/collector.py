@@ -1,0 +1,178 @@
+"""The collector: steps 2 to 4 of a transition's way, from the step buffer to a rollout.
+
+    for each step t, for each group g:   recv(g) -> rollout[t, g] -> policy.act -> send(g)
+
+While a group steps, the loop serves the next one. A frame is copied once, from the step buffer into the rollout;
+the stacks the policy sees are views of the rollout's frames.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.errors import NotFinite
+from phalanx.logs.metrics import Timing
+from phalanx.runtime.device import Compute
+from phalanx.seams import Policy, VectorEnvs
+from phalanx.types import EnvSpec, EnvStep, Progress, Rollout, torch_dtype
+
+
+class Collector:
+    """Fills one rollout again and again; `collect` returns it, valid until the next call."""
+
+    def __init__(
+        self,
+        envs: VectorEnvs,
+        policy: Policy,
+        stack: int,
+        horizon: int,
+        compute: Compute,
+        seed: int,
+        timing: Timing,
+    ) -> None:
+        self.envs = envs
+        self.policy = policy
+        self.stack = stack
+        self.horizon = horizon
+        self.timing = timing
+        self.rollout = allocate_rollout(envs.spec, envs.groups[-1].stop, stack, horizon, compute.device)
+        self.noise = torch.Generator(compute.device).manual_seed(seed)
+        self.finished: list[float] = []  # raw scores of games that ended since last asked
+        self.primed = False
+
+    def collect(self, progress: Progress) -> Rollout:
+        """The next `horizon` steps of every environment under the policy's present parameters."""
+        rollout, horizon = self.rollout, self.horizon
+        self._carry_over()
+        rollout.version = progress.version
+        noise = torch.rand(rollout.action.shape, generator=self.noise, device=rollout.frames.device)
+        stacks = rollout.stacks
+        for t in range(horizon):
+            for group, rows in enumerate(self.envs.groups):
+                if t > 0:
+                    self._receive(group, t)
+                started = time.perf_counter()
+                output = self.policy.act(stacks[t, rows], rollout.history[t, rows], noise[t, rows], progress)
+                rollout.action[t, rows] = output.action
+                rollout.log_prob[t, rows] = output.log_prob
+                rollout.value[t, rows] = output.value
+                actions = output.action.cpu().numpy()
+                sent = time.perf_counter()
+                self.timing.add("infer", sent - started)
+                self.envs.send(group, actions)
+                self.timing.add("env", time.perf_counter() - sent)
+        for group, rows in enumerate(self.envs.groups):
+            self._receive(group, horizon)
+            started = time.perf_counter()
+            rollout.value[horizon, rows] = self.policy.value(stacks[horizon, rows], rollout.history[horizon, rows])
+            self.timing.add("infer", time.perf_counter() - started)
+        self._check()
+        progress.steps += rollout.action.numel() - int(rollout.cut.sum())
+        return rollout
+
+    def take_scores(self) -> list[float]:
+        """Raw scores of the games that ended since the last call."""
+        scores, self.finished = self.finished, []
+        return scores
+
+    def state(self) -> dict[str, Any]:
+        """What the next `collect` needs besides the environments' own states."""
+        return {
+            "frames": self.rollout.frames[-self.stack :].clone(),
+            "history": self.rollout.history[-1].clone(),
+            "noise": self.noise.get_state(),
+            "primed": self.primed,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rollout.frames[-self.stack :] = state["frames"]
+        self.rollout.history[-1] = state["history"]
+        self.noise.set_state(state["noise"])
+        self.primed = state["primed"]
+
+    def _carry_over(self) -> None:
+        """The newest frames of the last rollout become the history of this one."""
+        rollout = self.rollout
+        rollout.last_frames.clear()
+        rollout.last_value.zero_()
+        if self.primed:
+            rollout.frames[: self.stack] = rollout.frames[-self.stack :].clone()
+            rollout.history[0] = rollout.history[-1]
+            return
+        for group in range(len(self.envs.groups)):
+            self._receive(group, 0)
+        self.primed = True
+
+    def _receive(self, group: int, t: int) -> None:
+        """Wait for a group's step; write its frame as that of step t and its outcome as that of step t - 1."""
+        started = time.perf_counter()
+        step = self.envs.recv(group)
+        self.timing.add("env", time.perf_counter() - started)
+        rollout, rows = self.rollout, self.envs.groups[group]
+        rollout.frames[self.stack - 1 + t, rows] = torch.from_numpy(step.observation)
+        first = torch.from_numpy(step.first).to(rollout.history.device)
+        if t == 0:
+            rollout.history[0, rows] = 1
+            return
+        older = (rollout.history[t - 1, rows] + 1).clamp_(max=self.stack)
+        rollout.history[t, rows] = older.masked_fill(first, 1)
+        rollout.reward[t - 1, rows] = torch.from_numpy(step.reward)
+        rollout.terminated[t - 1, rows] = torch.from_numpy(step.terminated)
+        rollout.truncated[t - 1, rows] = torch.from_numpy(step.truncated)
+        rollout.cut[t - 1, rows] = torch.from_numpy(step.cut)
+        if step.truncated.any():
+            self._truncated(step, rows, t, older)
+        if step.first.any():
+            self.finished += step.score[~np.isnan(step.score)].tolist()
+
+    def _truncated(self, step: EnvStep, rows: slice, t: int, history: Tensor) -> None:
+        """The value of the true last observation of each episode that was cut short at step t - 1."""
+        rollout = self.rollout
+        ended = torch.from_numpy(np.flatnonzero(step.truncated)).to(rollout.frames.device)
+        last = torch.from_numpy(step.last_observation).to(rollout.frames.device)[ended]
+        older = rollout.frames[t : t + self.stack - 1, rows].transpose(0, 1)[ended]
+        stacks = torch.cat([older, last[:, None]], dim=1)
+        rollout.last_value[t - 1, ended + rows.start] = self.policy.value(stacks, history[ended])
+        for frame, row in zip(last, (ended + rows.start).tolist(), strict=True):
+            rollout.last_frames[t - 1, row] = frame
+
+    def _check(self) -> None:
+        """Refuse rewards and observations that are not finite."""
+        for name, values in (("reward", self.rollout.reward), ("observation", self.rollout.frames)):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                bad = (~torch.isfinite(values)).flatten(2).any(-1) if values.dim() > 2 else ~torch.isfinite(values)
+                rows = sorted(set(bad.nonzero()[:, 1].tolist()))
+                raise NotFinite(f"the {name} of environment {rows} is not finite", self.rollout)
+
+
+def allocate_rollout(
+    spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device
+) -> Rollout:
+    """An empty rollout on a device."""
+
+    def empty(time: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = ()) -> Tensor:
+        return torch.zeros((time, environments, *shape), dtype=dtype, device=device)
+
+    return Rollout(
+        frames=empty(stack + horizon, torch_dtype(spec.frame_dtype), spec.frame_shape),
+        history=empty(horizon + 1, torch.uint8),
+        action=empty(horizon, torch.int64),
+        log_prob=empty(horizon),
+        value=empty(horizon + 1),
+        reward=empty(horizon),
+        terminated=empty(horizon, torch.bool),
+        truncated=empty(horizon, torch.bool),
+        last_value=empty(horizon),
+        cut=empty(horizon, torch.bool),
+    )
+
+
+def rollout_bytes(spec: EnvSpec, environments: int, stack: int, horizon: int) -> int:
+    """Memory a rollout takes."""
+    rollout = allocate_rollout(spec, environments, stack, horizon, torch.device("meta"))
+    return sum(value.numel() * value.element_size() for value in vars(rollout).values() if isinstance(value, Tensor))

@@ -1,0 +1,63 @@
+"""Evaluation: whole games in separate environments, raw scores, nothing learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from phalanx.config import AtariConfig, EnvConfig
+from phalanx.registry import MakeEnv
+from phalanx.runtime.device import Compute
+from phalanx.sampling.serial import SerialEnvs
+from phalanx.seams import Policy
+from phalanx.types import Progress, torch_dtype
+
+EVALUATION_SEED = 1_000_003  # added to the run's seed, so that evaluation never repeats training's games
+
+
+def evaluation_env(config: EnvConfig) -> EnvConfig:
+    """The same environment with whole games: a lost life does not end an episode."""
+    return dataclasses.replace(config, episodic_life=False) if isinstance(config, AtariConfig) else config
+
+
+def evaluate(
+    config: EnvConfig,
+    policy: Policy,
+    compute: Compute,
+    games: int,
+    seed: int,
+    progress: Progress,
+    environments: int = 8,
+    watch: Callable[[np.ndarray], None] | None = None,
+) -> list[float]:
+    """Raw scores of `games` whole games. Each environment plays a fixed share of them, so that short games are not
+    counted more often than long ones. `watch` is shown each picture of the first environment."""
+    environments = min(environments, games)
+    envs = SerialEnvs(MakeEnv(evaluation_env(config), seed + EVALUATION_SEED), environments)
+    shares = np.full(environments, games // environments) + (np.arange(environments) < games % environments)
+    noise = torch.Generator().manual_seed(seed)
+    scores: list[float] = []
+    stacks = torch.zeros(
+        (environments, config.stack, *envs.spec.frame_shape), dtype=torch_dtype(envs.spec.frame_dtype)
+    )
+    history = torch.zeros(environments, dtype=torch.uint8)
+    try:
+        while shares.any():
+            step = envs.recv(0)
+            scored = ~np.isnan(step.score) & (shares > 0)
+            scores += step.score[scored].tolist()
+            shares -= scored
+            stacks[:, :-1] = stacks[:, 1:].clone()
+            stacks[:, -1] = torch.from_numpy(step.observation)
+            history = (history + 1).clamp(max=config.stack).masked_fill(torch.from_numpy(step.first), 1)
+            draws = torch.rand(environments, generator=noise).to(compute.device)
+            output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, progress)
+            if watch is not None:
+                watch(envs.slots[0].env.render())
+            envs.send(0, output.action.cpu().numpy())
+    finally:
+        envs.close()
+    return scores

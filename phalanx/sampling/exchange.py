@@ -1,0 +1,77 @@
+"""The memory and the signals that env workers share with the process that owns the model.
+
+One anonymous mapping holds everything: the step buffer, the actions, and two tables of counters,
+
+    request[worker, group]   how many steps the owner has asked for
+    done[worker, group]      how many of them the worker has finished
+
+The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
+The mapping has no name: when the last process that holds it is gone, so is the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.sampling.serial import allocate_step
+from phalanx.types import EnvSpec
+
+ALIGNMENT = 64  # a cache line, so that workers do not fight over one
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything a process needs to know to find its way in the mapping."""
+
+    spec: EnvSpec
+    environments: int
+    workers: int
+    groups: int
+
+
+class Exchange:
+    """Views of the shared mapping behind a file descriptor."""
+
+    def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
+        self.layout = layout
+        self.offset = 0
+        self._place(lambda shape, dtype: np.broadcast_to(np.empty((), dtype), shape))  # a dry run that only measures
+        size = self.offset
+        self.descriptor = os.memfd_create("phalanx") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, size)
+        self.memory = mmap.mmap(self.descriptor, size)
+        self._place(lambda shape, dtype: np.ndarray(shape, dtype, self.memory, self.offset))
+
+    def _place(self, view: Any) -> None:
+        self.offset = 0
+
+        def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            array = view(shape, dtype)
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self.offset += -(-size // ALIGNMENT) * ALIGNMENT
+            return array
+
+        layout = self.layout
+        self.step = allocate_step(layout.spec, layout.environments, take)
+        self.action = take((layout.environments,), np.int32)
+        # one cache line per worker and table
+        self.request = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
+        self.done = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
+
+    def close(self) -> None:
+        """Give up the descriptor; the mapping goes with the last view of it."""
+        os.close(self.descriptor)
+
+
+def worker_rows(layout: Layout, group: slice, worker: int) -> range:
+    """The rows of a group that a worker serves: contiguous, as equal as can be."""
+    size = group.stop - group.start
+    return range(
+        group.start + size * worker // layout.workers, group.start + size * (worker + 1) // layout.workers
+    )

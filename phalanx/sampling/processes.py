@@ -1,0 +1,284 @@
+"""Environments in worker processes: one shared step buffer, groups that alternate, death as an event.
+
+    owner (model)                              worker w (one core, its rows of every group)
+    send(g): action[rows] = a; request += 1  -> wakes, steps its rows of g straight into the shared buffer
+    recv(g): sleeps until done == request    <- done += 1, wakes the owner
+
+Nothing is pickled and nothing is allocated per step. A worker that dies, raises or hangs is replaced; its
+environments begin new episodes and the step that was cut off is marked, so that nobody learns from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from phalanx.errors import RunError
+from phalanx.sampling.exchange import Exchange, Layout, worker_rows
+from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
+from phalanx.sampling.worker import Orders, receive, send
+from phalanx.types import EnvStep
+
+START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
+STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
+
+
+class WorkerHandle:
+    """A worker process as its owner sees it."""
+
+    def __init__(self, number: int, incarnation: int, wake: int) -> None:
+        self.number = number
+        self.incarnation = incarnation
+        self.wake = wake
+        self.control: socket.socket
+        self.process: subprocess.Popen[bytes]
+        self.death_watch = -1  # readable when the process is dead
+
+    def start(self, orders: Orders) -> None:
+        """Start the process; `wait_ready` tells when its environments are made."""
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START_TIMEOUT)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        # one thread each: a worker must not compete with the others for cores
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "phalanx.sampling.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), orders.memory, orders.wake, *orders.owner_wakes],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.death_watch = os.pidfd_open(self.process.pid)
+        send(self.control, orders)
+
+    def wait_ready(self) -> None:
+        message = self.ask_nothing()
+        if message != "ready":
+            raise WorkerFailed(message[1] if message else "it died without a word")
+
+    def ask_nothing(self) -> Any:
+        try:
+            return receive(self.control)
+        except (TimeoutError, OSError) as error:
+            return ("error", f"no answer: {error}")
+
+    def ask(self, kind: str, content: Any = None) -> Any:
+        """Send a rare message and wait for the answer."""
+        try:
+            send(self.control, (kind, content))
+        except OSError as error:
+            raise RunError(f"env worker {self.number} cannot be reached: {error}") from None
+        return self.ask_nothing()
+
+    def last_words(self) -> str:
+        """Why it died: the traceback it sent, or the signal that killed it."""
+        self.control.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            message = receive(self.control)
+            if isinstance(message, tuple) and message[0] == "error":
+                return str(message[1])
+        code = self.process.poll()
+        return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait(timeout=STOP_TIMEOUT)
+
+    def release(self) -> None:
+        """Close what belongs to this process alone; twice does no harm."""
+        self.control.close()
+        if self.death_watch >= 0:
+            os.close(self.death_watch)
+            self.death_watch = -1
+
+
+class WorkerFailed(Exception):
+    """A worker could not make its environments."""
+
+
+class ProcessEnvs:
+    """VectorEnvs on worker processes."""
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        workers: int,
+        envs_per_worker: int,
+        groups: int = 1,
+        rules: SlotRules | None = None,
+        timeout: float = 30.0,
+        max_deaths: int = 10,
+        cores: list[int] | None = None,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.factory = factory
+        self.rules = rules or SlotRules()
+        self.timeout = timeout
+        self.max_deaths = max_deaths
+        self.cores = cores
+        self.report = report
+        probe = factory(0, 0)
+        self.spec = probe.spec
+        probe.close()
+        self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups)
+        self.groups = group_slices(self.layout.environments, groups)
+        self.exchange = Exchange(self.layout)
+        self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
+        self.deaths = 0
+        self.closed = False
+        self.workers: list[WorkerHandle] = []
+        self.polls: list[select.poll] = []
+        try:
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def recv(self, group: int) -> EnvStep:
+        """Wait until every worker has finished its rows of the group; replace those that die or hang meanwhile."""
+        exchange = self.exchange
+        request, done = exchange.request[:, group], exchange.done[:, group]
+        deadline = time.monotonic() + self.timeout
+        while not np.array_equal(request, done):
+            wait = deadline - time.monotonic()
+            if wait <= 0:
+                self._replace_hung(group)
+                deadline = time.monotonic() + self.timeout
+                continue
+            for descriptor, _ in self.polls[group].poll(wait * 1000):
+                if descriptor == self.owner_wakes[group]:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(descriptor)
+                else:
+                    self._replace(self._worker_behind(descriptor))
+        return exchange.step[self.groups[group]]
+
+    def send(self, group: int, actions: np.ndarray) -> None:
+        self.exchange.action[self.groups[group]] = actions
+        self._request(group)
+
+    def state(self) -> dict[str, Any]:
+        """States by environment, so that a run can be resumed with another number of workers."""
+        slots: list[Any] = [None] * self.layout.environments
+        for worker in self.workers:
+            for index, state in zip(self._rows(worker.number), worker.ask("state"), strict=True):
+                slots[index] = state
+        return {"slots": slots}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for worker in self.workers:
+            worker.ask("restore", [state["slots"][index] for index in self._rows(worker.number)])
+
+    def close(self) -> None:
+        """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
+        if self.closed:
+            return
+        self.closed = True
+        for worker in self.workers:
+            if hasattr(worker, "control"):
+                worker.control.close()  # a waiting worker leaves when the socket closes
+        deadline = time.monotonic() + STOP_TIMEOUT
+        for worker in self.workers:
+            if hasattr(worker, "process"):
+                try:
+                    worker.process.wait(timeout=max(0.01, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    worker.kill()
+                worker.release()
+            os.close(worker.wake)
+        for descriptor in self.owner_wakes:
+            os.close(descriptor)
+        self.exchange.close()
+
+    def _start_all(self) -> None:
+        for number in range(self.layout.workers):
+            handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
+            self.workers.append(handle)
+            handle.start(self._orders(handle))
+        for worker in self.workers:
+            try:
+                worker.wait_ready()
+            except WorkerFailed as failure:
+                raise RunError(f"env worker {worker.number} could not start: {failure}") from None
+        self._watch()
+        for group in range(self.layout.groups):
+            self._request(group)
+
+    def _orders(self, handle: WorkerHandle) -> Orders:
+        core = self.cores[handle.number % len(self.cores)] if self.cores else None
+        return Orders(
+            worker=handle.number,
+            incarnation=handle.incarnation,
+            factory=self.factory,
+            layout=self.layout,
+            rules=self.rules,
+            core=core,
+            memory=self.exchange.descriptor,
+            wake=handle.wake,
+            owner_wakes=self.owner_wakes,
+        )
+
+    def _watch(self) -> None:
+        """One poll set per group: its wake-up and every worker's death."""
+        self.polls = []
+        for wake in self.owner_wakes:
+            poll = select.poll()
+            poll.register(wake, select.POLLIN)
+            for worker in self.workers:
+                poll.register(worker.death_watch, select.POLLIN)
+            self.polls.append(poll)
+
+    def _request(self, group: int) -> None:
+        self.exchange.request[:, group] += 1
+        for worker in self.workers:
+            os.eventfd_write(worker.wake, 1)
+
+    def _rows(self, worker: int) -> list[int]:
+        """Every environment of a worker, in its own order."""
+        return [row for group in self.groups for row in worker_rows(self.layout, group, worker)]
+
+    def _worker_behind(self, death_watch: int) -> WorkerHandle:
+        return next(worker for worker in self.workers if worker.death_watch == death_watch)
+
+    def _replace_hung(self, group: int) -> None:
+        exchange = self.exchange
+        for worker in list(self.workers):
+            if exchange.request[worker.number, group] != exchange.done[worker.number, group]:
+                self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
+                worker.kill()
+                self._replace(worker)
+
+    def _replace(self, dead: WorkerHandle) -> None:
+        """Name the death, then start a successor whose environments begin new episodes."""
+        dead.process.wait(timeout=STOP_TIMEOUT)
+        rows = self._rows(dead.number)
+        actions = self.exchange.action[rows].tolist()
+        self.deaths += 1
+        story = (
+            f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
+            f"last actions {actions}) died: {dead.last_words().strip()}"
+        )
+        self.report(story)
+        dead.release()
+        if self.deaths > self.max_deaths:
+            raise RunError(f"more than {self.max_deaths} env workers died; the last: {story}")
+        successor = WorkerHandle(dead.number, dead.incarnation + 1, dead.wake)
+        self.workers[dead.number] = successor
+        successor.start(self._orders(successor))
+        try:
+            successor.wait_ready()
+        except WorkerFailed as failure:
+            raise RunError(f"env worker {dead.number} could not be replaced: {failure}") from None
+        self._watch()
+

@@ -1,0 +1,172 @@
+"""Environments stepped one after the other in this process: the reference for every other VectorEnvs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from phalanx.envs import Env
+from phalanx.types import EnvSpec, EnvStep
+
+EnvFactory = Callable[[int, int], Env]
+"""(index of the environment, incarnation: how often it was replaced) -> Env."""
+
+
+@dataclass(frozen=True)
+class SlotRules:
+    """What a slot does at the start and at the end of an episode; the same in every VectorEnvs."""
+
+    seed: int = 0
+    decorrelation: int = 0  # random actions before the first step, at most
+    resets: Literal["swap", "wait"] = "swap"  # begin the next episode at once, or idle until the batch ends
+    horizon: int = 1  # steps per batch, for "wait"
+
+
+class Slot:
+    """One row of the step buffer and the environment behind it."""
+
+    def __init__(self, index: int, env: Env, step: EnvStep, rules: SlotRules) -> None:
+        self.index = index
+        self.env = env
+        self.step = step
+        self.rules = rules
+        self.incarnation = 0  # how often the environment was replaced
+        self.frame = step.observation[index]
+        self.fresh = True  # no episode was begun yet
+        self.idle = False  # waits for the end of the batch
+        self.requests = 0  # steps asked for so far
+        self.prepared = False
+
+    def advance(self, action: int) -> None:
+        """Serve one request: begin if the slot is fresh, else step. An episode that ends is followed by the next."""
+        if self.fresh:
+            return self.begin()
+        self.requests += 1
+        if self.idle:
+            return self.rest()
+        reward, score, terminated, truncated = self.env.step(action, self.frame)
+        done = terminated or truncated
+        step, row = self.step, self.index
+        if done:
+            if truncated:
+                step.last_observation[row] = self.frame
+            if self.rules.resets == "swap":
+                self.reset()
+            else:
+                self.idle = True
+        step.reward[row] = reward
+        step.score[row] = score
+        step.terminated[row] = terminated
+        step.truncated[row] = truncated
+        step.first[row] = done
+        step.cut[row] = False
+        return None
+
+    def begin(self) -> None:
+        """The first row of an environment, after some random actions so that starts differ. A replaced environment
+        cuts off what its forerunner had begun."""
+        self.fresh = False
+        self.reset()
+        self.decorrelate()
+        self.write_quiet_row(first=True, cut=self.incarnation > 0)
+
+    def rest(self) -> None:
+        """A masked row; with the first request of the next batch the next episode begins."""
+        batch_starts = self.requests % self.rules.horizon == 1 or self.rules.horizon == 1
+        if batch_starts:
+            self.idle = False
+            self.reset()
+        self.write_quiet_row(first=batch_starts, cut=True)
+
+    def reset(self) -> None:
+        self.env.reset(self.frame)
+        self.prepared = False
+
+    def prepare(self) -> None:
+        """Work for the next reset, done in an idle moment."""
+        if not self.prepared:
+            self.env.prepare()
+            self.prepared = True
+
+    def decorrelate(self) -> None:
+        if not self.rules.decorrelation or self.incarnation:
+            return
+        generator = np.random.default_rng(np.random.SeedSequence(self.rules.seed, spawn_key=(self.index, 0, 1)))
+        count = int(generator.integers(self.rules.decorrelation + 1))
+        for action in generator.integers(self.env.spec.actions, size=count).tolist():
+            outcome = self.env.step(action, self.frame)
+            if outcome.terminated or outcome.truncated:
+                self.reset()
+
+    def write_quiet_row(self, first: bool, cut: bool) -> None:
+        """A row without an outcome."""
+        step, row = self.step, self.index
+        step.reward[row] = 0.0
+        step.score[row] = np.nan
+        step.terminated[row] = step.truncated[row] = False
+        step.first[row] = first
+        step.cut[row] = cut
+
+    def state(self) -> dict[str, Any]:
+        return {"env": self.env.state(), "idle": self.idle, "requests": self.requests, "fresh": self.fresh}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.env.restore(state["env"])
+        self.idle, self.requests, self.fresh = state["idle"], state["requests"], state["fresh"]
+        self.prepared = False
+
+
+class SerialEnvs:
+    """A list of slots and one step buffer."""
+
+    def __init__(self, factory: EnvFactory, environments: int, groups: int = 1, rules: SlotRules | None = None) -> None:
+        envs = [factory(index, 0) for index in range(environments)]
+        self.spec = envs[0].spec
+        self.groups = group_slices(environments, groups)
+        self.buffer = allocate_step(self.spec, environments)
+        self.slots = [Slot(index, env, self.buffer, rules or SlotRules()) for index, env in enumerate(envs)]
+
+    def recv(self, group: int) -> EnvStep:
+        for slot in self.slots[self.groups[group]]:
+            if slot.fresh:
+                slot.begin()
+        return self.buffer[self.groups[group]]
+
+    def send(self, group: int, actions: np.ndarray) -> None:
+        for slot, action in zip(self.slots[self.groups[group]], actions.tolist(), strict=True):
+            slot.advance(action)
+
+    def state(self) -> dict[str, Any]:
+        return {"slots": [slot.state() for slot in self.slots]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for slot, saved in zip(self.slots, state["slots"], strict=True):
+            slot.restore(saved)
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.env.close()
+
+
+def group_slices(environments: int, groups: int) -> list[slice]:
+    """Rows of each group, contiguous and of equal size."""
+    size = environments // groups
+    return [slice(start, start + size) for start in range(0, environments, size)]
+
+
+def allocate_step(spec: EnvSpec, environments: int, allocate: Callable[..., np.ndarray] = np.zeros) -> EnvStep:
+    """A step buffer for so many environments, in memory that `allocate(shape, dtype)` gives."""
+    frames = (environments, *spec.frame_shape)
+    return EnvStep(
+        observation=allocate(frames, spec.frame_dtype),
+        last_observation=allocate(frames, spec.frame_dtype),
+        reward=allocate((environments,), np.float32),
+        score=allocate((environments,), np.float32),
+        terminated=allocate((environments,), np.bool_),
+        truncated=allocate((environments,), np.bool_),
+        first=allocate((environments,), np.bool_),
+        cut=allocate((environments,), np.bool_),
+    )

@@ -1,0 +1,254 @@
+"""A session: one sitting of a run. It owns the run directory, the budget, the logs, the checkpoints and the signals.
+
+Topologies hand it a replica; they know nothing of files or terminals.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from phalanx.config import Experiment
+from phalanx.errors import NotFinite, RunError, UserError
+from phalanx.logs.checkpoint import Checkpoints, Loaded
+from phalanx.logs.logger import Logger
+from phalanx.logs.metrics import ScoreWindow
+from phalanx.replica import Replica
+from phalanx.runtime.device import Compute
+from phalanx.sampling.evaluator import evaluate
+from phalanx.types import EnvSpec
+
+GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop and the iteration did not end in time."""
+
+
+class Session:
+    """The record and the end of a run."""
+
+    def __init__(self, experiment: Experiment, directory: Path, resume: Loaded | None = None) -> None:
+        self.experiment = experiment
+        self.directory = directory
+        self.checkpoints = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints)
+        self.loaded = resume
+        self.scores = ScoreWindow(100)
+        self.stop_reason = ""
+        self.signal: int | None = None
+        self.began = time.perf_counter()
+        self.time_before = 0.0  # seconds of earlier sessions
+        self.logger: Logger
+        self.replica: Replica
+        self.compute: Compute
+
+    def train(self, replica: Replica, compute: Compute) -> None:
+        """The loop of every topology with one replica, and its end, while the environments are still there."""
+        self.start(replica, compute)
+        try:
+            while self.goes_on():
+                replica.iterate()
+                self.after_iteration()
+            self._finish(with_envs=True)
+        except Interrupted:
+            self.stop_reason = f"stopped by {signal.Signals(self.signal or signal.SIGTERM).name}"
+            self._finish(with_envs=False)
+        except NotFinite as error:
+            path = self._save_evidence(error)
+            raise NotFinite(f"{error}; the batch is in {path}, the last good parameters are kept", None) from None
+        except RunError:
+            self.checkpoint(with_envs=False)
+            raise
+
+    def event(self, sentence: str) -> None:
+        """Something worth telling: a line on the screen and in events.log."""
+        self.logger.event(sentence)
+
+    def start(self, replica: Replica, compute: Compute) -> None:
+        """Take over a fresh replica: restore it if the run is resumed, and begin to log."""
+        run, spec = self.experiment.run, replica.envs.spec
+        self.replica, self.compute = replica, compute
+        self.logger = self._open_logger(spec)
+        if self.loaded is not None:
+            replica.restore(self.loaded.weights, self.loaded.state["replica"])
+            self.scores.restore(self.loaded.state["scores"])
+            self.time_before = self.loaded.state["time_s"]
+            self.logger.rewind(replica.progress.steps)
+        now = time.perf_counter()
+        self.last_record = (now, replica.progress.steps)
+        self.last_checkpoint = (now, replica.progress.updates)
+        self.next_evaluation = (replica.progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
+        replica.timing.reset()
+
+    def goes_on(self) -> bool:
+        """Is there budget left? Notes why not."""
+        run, progress, score = self.experiment.run, self.replica.progress, self._score()
+        if self.signal is not None:
+            self.stop_reason = f"stopped by {signal.Signals(self.signal).name}"
+        elif progress.steps >= run.steps:
+            self.stop_reason = f"{run.steps:,} steps done"
+        elif run.seconds and time.perf_counter() - self.began >= run.seconds:
+            self.stop_reason = f"{run.seconds:g} seconds are over"
+        elif run.target_score is not None and score is not None and score >= run.target_score:
+            self.stop_reason = f"target score {run.target_score:g} reached"
+        return not self.stop_reason
+
+    def after_iteration(self) -> None:
+        """Take in finished games; log, evaluate and write a checkpoint when due."""
+        run, progress = self.experiment.run, self.replica.progress
+        scores = self.replica.collector.take_scores()
+        progress.episodes += self.scores.add(np.array(scores))
+        now = time.perf_counter()
+        if now - self.last_record[0] >= run.log_every:
+            self.record()
+        if self.next_evaluation and progress.steps >= self.next_evaluation:
+            self.next_evaluation += run.eval_every
+            self._evaluate()
+        written_at, written_updates = self.last_checkpoint
+        due = run.checkpoint_updates and progress.updates - written_updates >= run.checkpoint_updates
+        if due or now - written_at >= run.checkpoint_every:
+            self.checkpoint()
+
+    def record(self, extra: dict[str, Any] | None = None) -> None:
+        """One line in metrics.jsonl and on the screen."""
+        replica, progress = self.replica, self.replica.progress
+        now = time.perf_counter()
+        then, steps_then = self.last_record
+        self.last_record = (now, progress.steps)
+        frames = replica.envs.spec.frames_per_step
+        shares = replica.timing.shares()
+        replica.timing.reset()
+        self.logger.record(
+            {
+                "time_s": round(self.time_s, 3),
+                "steps": progress.steps,
+                "frames": progress.steps * frames,
+                "updates": progress.updates,
+                "version": progress.version,
+                "episodes": progress.episodes,
+                "score": self.scores.mean,
+                "best": self.scores.best,
+                "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
+                "lag_mean": 0.0,
+                "lag_max": 0,
+                "env_share": shares["env"],
+                "infer_share": shares["infer"],
+                "learn_share": shares["learn"],
+                "learning_rate": replica.learner.learning_rate(progress),
+                **replica.learner.metrics.take(),
+                **(extra or {}),
+            }
+        )
+
+    def checkpoint(self, with_envs: bool = True) -> Path:
+        """Write the whole state of the run."""
+        progress = self.replica.progress
+        state = {
+            "replica": self.replica.state(with_envs),
+            "scores": self.scores.state(),
+            "time_s": self.time_s,
+        }
+        path = self.checkpoints.write(self.replica.weights(), state, progress.steps, self._score())
+        self.last_checkpoint = (time.perf_counter(), progress.updates)
+        return path
+
+    def run(self, topology: Callable[[Experiment, Session], None]) -> int:
+        """Run a topology to its end, whatever that is; the exit code."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            topology(self.experiment, self)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            if hasattr(self, "logger"):
+                self.logger.close()
+        return 0 if self.signal is None else 128 + self.signal
+
+    @property
+    def time_s(self) -> float:
+        return self.time_before + time.perf_counter() - self.began
+
+    def _finish(self, with_envs: bool) -> None:
+        self.record()
+        path = self.checkpoint(with_envs)
+        progress = self.replica.progress
+        score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
+        self.logger.summary(
+            [
+                f"{self.stop_reason} after {self.time_s:.0f} s",
+                f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
+                f"mean score of the last {min(self.scores.count, 100)} games: {score}",
+                f"checkpoint: {path}",
+                f"next: phalanx eval {self.directory} | phalanx play {self.directory} --video play.mp4"
+                f" | phalanx resume {self.directory}",
+            ]
+        )
+
+    def _save_evidence(self, error: NotFinite) -> Path:
+        """The batch that was not finite, and a checkpoint of the parameters before it."""
+        path = self.directory / "not-finite.safetensors"
+        tensors = {name: value for name, value in vars(error.batch).items() if isinstance(value, torch.Tensor)}
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+        if all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
+            self.checkpoint(with_envs=False)
+        return path
+
+    def _evaluate(self) -> None:
+        run, replica = self.experiment.run, self.replica
+        scores = evaluate(
+            self.experiment.env, replica.policy, self.compute, run.eval_games, run.seed, replica.progress
+        )
+        self.record({"eval/score": sum(scores) / len(scores), "eval/games": len(scores)})
+
+    def _open_logger(self, spec: EnvSpec) -> Logger:
+        run = self.experiment.run
+        return Logger(
+            self.directory,
+            run.steps,
+            spec.frames_per_step,
+            resume=self.loaded is not None,
+            preset=f"{self.experiment.preset} on {self.experiment.env.name}",
+            device=str(self.compute.device),
+            seconds=run.seconds,
+        )
+
+    def _score(self) -> float | None:
+        """Mean of the last 100 games, None before there were so many."""
+        return self.scores.mean if self.scores.count >= 100 else None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise Interrupted
+        self.signal = number
+        signal.signal(signal.SIGALRM, lambda *_: self._too_late())
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+
+    def _too_late(self) -> None:
+        raise Interrupted
+
+
+def new_directory(experiment: Experiment) -> Path:
+    """A fresh run directory; an existing one is refused, never overwritten."""
+    run = experiment.run
+    name = run.name or f"{experiment.preset}-{experiment.env.name.replace('/', '-')}-{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = Path(run.directory) / name
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"run {directory} exists already; choose another --run.name, or continue it with: phalanx resume {directory}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot make the run directory {directory}: {error.strerror}; choose --run.directory") from None
+    experiment.save(directory / "config.json")
+    return directory

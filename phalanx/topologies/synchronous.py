@@ -1,0 +1,38 @@
+"""synchronous: environments in worker processes, one replica, lock step. Everyone waits for the slowest of a group.
+
+    worker 0  [rows of group 0 | rows of group 1]  \\                          / Experience -> Learner -> LocalStore
+    worker 1  [rows of group 0 | rows of group 1]  -- shared step buffer -- Collector                        |
+    worker 2  [rows of group 0 | rows of group 1]  /                          \\ <- the next act uses the new version
+
+One group is PAAC; with two, a group simulates while the other is served (Stooke & Abbeel). The policy lag is zero.
+"""
+
+from __future__ import annotations
+
+from phalanx.config import Experiment
+from phalanx.registry import MakeEnv
+from phalanx.replica import Replica, slot_rules
+from phalanx.runtime.device import choose_compute
+from phalanx.sampling.placement import place
+from phalanx.sampling.processes import ProcessEnvs
+from phalanx.session import Session
+
+
+def run(experiment: Experiment, session: Session) -> None:
+    compute = choose_compute(experiment.run)
+    placement, sampler = place(experiment, compute), experiment.sampler
+    envs = ProcessEnvs(
+        MakeEnv(experiment.env, experiment.run.seed),
+        placement.workers,
+        placement.envs_per_worker,
+        sampler.groups,
+        slot_rules(experiment),
+        timeout=sampler.step_timeout,
+        max_deaths=sampler.max_deaths,
+        cores=placement.cores,
+        report=session.event,
+    )
+    try:
+        session.train(Replica(experiment, envs, compute), compute)
+    finally:
+        envs.close()

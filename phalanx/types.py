@@ -1,0 +1,174 @@
+"""The few named things that flow through phalanx, in the order in which they flow.
+
+    EnvStep -> PolicyOutput -> Rollout -> PolicyBatch / ReplayBatch -> Loss -> Gradient
+
+Shapes: T = steps of a rollout, B = environments, N = rows of a batch, P = parameters, S = frames in a stack.
+The unit of time is the agent step (usually 4 emulator frames); frames appear in logs only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from phalanx.struct import Struct
+
+if TYPE_CHECKING:  # environment workers import this module and must not pay for importing torch
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+
+class Outcome(NamedTuple):
+    """What one step of one environment gave, besides its frame."""
+
+    reward: float  # clipped as configured: what the algorithm learns from
+    score: float  # raw score of the game that ended with this step, NaN while the game goes on
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a model and a buffer must know about an environment."""
+
+    frame_shape: tuple[int, ...]  # (channels, height, width), or (size,) for a vector
+    frame_dtype: Any  # numpy dtype of a frame
+    actions: int
+    frames_per_step: int = 1  # emulator frames an agent step takes, for logs
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.frame_shape) == 3
+
+
+@dataclass
+class EnvStep(Struct):
+    """One step of a group of environments, [B] each. Written by VectorEnvs; views that live until the next `send`.
+
+    An environment that ends an episode begins the next one in the same step: `observation` is then the first frame
+    of the new episode (`first`), and where the end was a truncation `last_observation` holds the true last frame.
+    """
+
+    observation: np.ndarray  # [B, *frame] newest frame only
+    last_observation: np.ndarray  # [B, *frame] meaningful where truncated
+    reward: np.ndarray  # [B] float32
+    score: np.ndarray  # [B] float32, NaN unless a game ended here
+    terminated: np.ndarray  # [B] bool
+    truncated: np.ndarray  # [B] bool
+    first: np.ndarray  # [B] bool: observation begins an episode
+    cut: np.ndarray  # [B] bool: nothing may be learnt from the transition that led here (worker replaced, idle)
+
+
+@dataclass
+class PolicyOutput(Struct):
+    """What the policy chose for a group of environments, [B] each."""
+
+    action: Tensor  # int64
+    log_prob: Tensor  # float32, of the action under the policy that chose it; 0 for value-based policies
+    value: Tensor  # float32, state value, or the greedy action's value
+
+
+@dataclass
+class Rollout(Struct):
+    """T steps of B environments under one parameter version. Written by the Collector, read by an Experience.
+
+    `frames` holds each frame once. The stack the policy saw at step t is frames[t : t+S]; of it the newest
+    `history[t]` frames belong to the running episode and the older ones count as zeros.
+    """
+
+    frames: Tensor  # [S-1 + T+1, B, *frame]
+    history: Tensor  # [T+1, B] uint8, 1..S
+    action: Tensor  # [T, B] int64
+    log_prob: Tensor  # [T, B]
+    value: Tensor  # [T+1, B]
+    reward: Tensor  # [T, B]
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    last_value: Tensor  # [T, B] value of the true last observation where truncated, else 0
+    cut: Tensor  # [T, B] bool
+    last_frames: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (t, b) -> true last frame
+    version: int = 0
+
+    @property
+    def steps(self) -> int:
+        return int(self.action.shape[0])
+
+    @property
+    def environments(self) -> int:
+        return int(self.action.shape[1])
+
+    @property
+    def stacks(self) -> Tensor:
+        """[T+1, B, S, *frame], a view: stacks[t, b] are the S frames the policy saw."""
+        horizon, frames = self.history.shape[0], self.frames
+        size = (horizon, frames.shape[1], frames.shape[0] - horizon + 1, *frames.shape[2:])
+        time, row, *rest = frames.stride()
+        return frames.as_strided(size, (time, row, time, *rest))
+
+
+@dataclass
+class PolicyBatch(Struct):
+    """Rows for an actor-critic loss, [N] each."""
+
+    stacks: Tensor  # [N, S, *frame]
+    history: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    returns: Tensor
+    advantage: Tensor
+    weight: Tensor  # 1 where the row may be learnt from, else 0
+
+
+@dataclass
+class ReplayBatch(Struct):
+    """Rows for a Q-learning loss, [N] each."""
+
+    stacks: Tensor  # [N, S, *frame]
+    history: Tensor
+    action: Tensor
+    returns: Tensor  # discounted sum of up to n rewards
+    next_stacks: Tensor  # [N, S, *frame] where the sum stops
+    next_history: Tensor
+    next_discount: Tensor  # factor of the bootstrap: discount ** steps summed, 0 if the episode terminated
+    weight: Tensor  # importance weight
+    ids: Tensor  # int64, for feedback
+
+
+@dataclass
+class Loss:
+    """What an algorithm hands to the learner: the scalar to minimise, what to log, new priorities if any."""
+
+    total: Tensor
+    metrics: dict[str, Tensor]
+    priorities: Tensor | None = None
+
+
+@dataclass
+class Gradient:
+    """One flat gradient and the parameter version it was computed at."""
+
+    flat: Tensor  # [P]
+    version: int
+
+
+@dataclass
+class Progress:
+    """The clocks of a run. Schedules read one of them; nothing else in the code counts."""
+
+    steps: int = 0  # agent steps collected
+    updates: int = 0  # gradients applied
+    version: int = 0  # version of the parameters
+    episodes: int = 0  # games finished
+
+    def state(self) -> dict[str, int]:
+        return dict(vars(self))
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype of a numpy one."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype

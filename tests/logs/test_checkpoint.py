@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors import SafetensorError
+
+from phalanx.errors import RunError, UserError
+from phalanx.logs import checkpoint
+from phalanx.logs.checkpoint import Checkpoints, pack, unpack
+
+ALL_FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")
+TORCH_TYPES = sorted(checkpoint.TENSOR_TYPES, key=str)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in value and in type, tuples counting as lists and NaN as itself."""
+    if isinstance(a, list | tuple):
+        return type(b) is list and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and tensor_bytes(a) == tensor_bytes(b)
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    return bool(a == b)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def make_tensor(dtype: torch.dtype, shape: list[int], transpose: bool) -> torch.Tensor:
+    tensor = torch.arange(int(np.prod(shape))).reshape(shape).to(dtype)
+    return tensor.T if transpose and tensor.ndim == 2 else tensor
+
+
+array_types = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.unsigned_integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?"),
+    hnp.complex_number_dtypes(),
+    hnp.datetime64_dtypes(),
+    hnp.unicode_string_dtypes(max_len=3),
+)
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+arrays = hnp.arrays(array_types, shapes)
+tensors = st.builds(make_tensor, st.sampled_from(TORCH_TYPES), st.lists(st.integers(0, 3), max_size=3), st.booleans())
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(0, 2**128 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=20),
+    arrays,
+    arrays.map(lambda a: a.T[::2] if a.ndim else a),
+    tensors,
+)
+keys = st.one_of(st.text(max_size=5), st.integers(), st.just("$"))
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+
+
+class TestPack:
+    @settings(max_examples=150, deadline=None)
+    @given(trees)
+    def test_everything_comes_back_as_it_was(self, tree: Any) -> None:
+        packed, kept = pack(tree)
+        text = json.dumps(packed, allow_nan=False)
+        assert same(tree, unpack(json.loads(text), kept))
+
+    @settings(max_examples=25, deadline=None)
+    @given(tree=trees)
+    def test_through_the_disk(self, tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+        saved = Checkpoints(tmp_path_factory.mktemp("c"), keep=1)
+        saved.write({}, tree, 1, None)
+        assert same(tree, saved.load().state)
+
+    def test_generators_go_on_where_they_stopped(self) -> None:
+        generators = [np.random.Generator(kind(3)) for kind in (np.random.PCG64, np.random.MT19937, np.random.Philox)]
+        for generator in generators:
+            generator.random(5)
+            packed, kept = pack(generator.bit_generator.state)
+            expected = generator.random(3)
+            generator.bit_generator.state = unpack(json.loads(json.dumps(packed)), kept)
+            assert np.array_equal(generator.random(3), expected)
+
+    def test_numpy_scalars_tuples_and_huge_ints(self) -> None:
+        tree = {"s": np.float64(0.1), "i": np.int64(-3), "b": np.bool_(True), "t": (1, (2,)), "h": -(7**9000)}
+        packed, kept = pack(tree)
+        back = unpack(json.loads(json.dumps(packed)), kept)
+        assert same(tree, back)
+        assert back["t"] == [1, [2]]
+
+    def test_a_dict_that_looks_like_a_reference_is_none(self) -> None:
+        tree = {"$": "tensor", "name": "0 state"}
+        packed, kept = pack(tree)
+        assert unpack(packed, kept) == tree
+
+    def test_arrays_that_came_back_are_writable_and_aligned(self, tmp_path: Path) -> None:
+        saved = Checkpoints(tmp_path, 1)
+        saved.write({}, [b"odd", np.arange(3.0), np.arange(5, dtype=np.uint8), np.arange(4.0)], 1, None)
+        for array in saved.load().state[1:]:
+            array += 1
+            assert array.flags.aligned
+
+    @pytest.mark.parametrize(
+        "stranger",
+        [object(), {1, 2}, np.array([None]), {(1, 2): 3}, {True: 1}, torch.zeros(1, dtype=torch.complex128)],
+    )
+    def test_what_cannot_be_kept_is_named(self, stranger: Any) -> None:
+        with pytest.raises(TypeError, match=r"state\.outer\.0"):
+            pack({"outer": [stranger]})
+
+
+def weights_of(steps: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3, 2), float(steps)), "b": torch.tensor(steps, dtype=torch.bfloat16)}
+
+
+def state_of(steps: int) -> dict[str, Any]:
+    return {"steps": steps, "array": np.arange(steps % 7 + 1), "bytes": bytes(range(9)), "nan": float("nan")}
+
+
+@pytest.fixture
+def reports() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def saved(tmp_path: Path, reports: list[str]) -> Checkpoints:
+    return Checkpoints(tmp_path / "run" / "checkpoints", keep=3, report=reports.append)
+
+
+def write(saved: Checkpoints, steps: int, score: float | None = None) -> Path:
+    return saved.write(weights_of(steps), state_of(steps), steps, score)
+
+
+def names(saved: Checkpoints) -> list[str]:
+    return sorted(path.name for path in saved.directory.iterdir() if path.name != "best.json")
+
+
+def step_names(*steps: int) -> list[str]:
+    return [f"step-{n:012d}" for n in steps]
+
+
+def assert_loads(saved: Checkpoints, steps: int) -> None:
+    loaded = saved.load()
+    assert loaded.steps == steps
+    assert same(weights_of(steps), loaded.weights)
+    assert same(state_of(steps), loaded.state)
+
+
+def test_round_trip(saved: Checkpoints) -> None:
+    path = write(saved, 1234567, 3.5)
+    assert path == saved.directory / "step-000001234567"
+    assert sorted(file.name for file in path.iterdir()) == sorted(ALL_FILES)
+    assert_loads(saved, 1234567)
+    loaded = saved.load(torch.device("cpu"))
+    assert (loaded.score, loaded.path) == (3.5, path)
+
+
+def test_weights_that_share_memory_or_are_views(saved: Checkpoints) -> None:
+    flat = torch.arange(12.0, requires_grad=True)
+    weights = {"a": flat[:6].view(2, 3), "b": flat[6:], "tied": flat[6:], "t": flat.view(3, 4).T, "all": flat}
+    saved.write(weights, {"flat": flat, "again": flat}, 1, None)
+    loaded = saved.load()
+    for name, tensor in weights.items():
+        assert torch.equal(loaded.weights[name], tensor)
+    assert torch.equal(loaded.state["again"], flat)
+
+
+def test_nothing_is_pickled(saved: Checkpoints) -> None:
+    path = write(saved, 5)
+    for file in path.iterdir():
+        head = file.read_bytes()
+        assert head[:1] != b"\x80" and head[:2] != b"PK"
+
+
+class TestDamage:
+    @pytest.mark.parametrize("name", ALL_FILES)
+    @pytest.mark.parametrize("keep", [0.0, 0.5])
+    def test_truncated(self, saved: Checkpoints, reports: list[str], name: str, keep: float) -> None:
+        write(saved, 1), write(saved, 2)
+        file = saved.directory / step_names(2)[0] / name
+        data = file.read_bytes()
+        file.write_bytes(data[: int(len(data) * keep)])
+        assert_loads(saved, 1)
+        assert len(reports) == 1 and str(file) in reports[0] and "damaged" in reports[0]
+
+    @pytest.mark.parametrize("name", ALL_FILES)
+    def test_any_flipped_bit(self, saved: Checkpoints, reports: list[str], name: str) -> None:
+        write(saved, 1), write(saved, 2, 0.25)
+        file = saved.directory / step_names(2)[0] / name
+        data = file.read_bytes()
+        positions = np.random.default_rng(0).permutation(len(data) * 8)[:150].tolist()
+        for count, position in enumerate(positions, 1):
+            flipped = bytearray(data)
+            flipped[position // 8] ^= 1 << position % 8
+            file.write_bytes(flipped)
+            assert saved.load().steps == 1, f"bit {position}"
+            assert len(reports) == count and str(file) in reports[-1]
+        file.write_bytes(data)
+        assert saved.load().steps == 2
+
+    @pytest.mark.parametrize("name", ALL_FILES)
+    def test_missing_file(self, saved: Checkpoints, reports: list[str], name: str) -> None:
+        write(saved, 1), write(saved, 2)
+        (saved.directory / step_names(2)[0] / name).unlink()
+        assert_loads(saved, 1)
+        assert len(reports) == 1 and name in reports[0] and "missing" in reports[0]
+
+    def test_empty_directory_and_copied_directory(self, saved: Checkpoints, reports: list[str]) -> None:
+        first = write(saved, 1)
+        (saved.directory / step_names(2)[0]).mkdir()
+        shutil.copytree(first, saved.directory / step_names(3)[0])
+        assert_loads(saved, 1)
+        assert len(reports) == 2
+
+    def test_unknown_format(self, saved: Checkpoints, reports: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        write(saved, 1)
+        monkeypatch.setattr(checkpoint, "FORMAT", 2)
+        with pytest.raises(UserError):
+            saved.load()
+        assert "format 1" in reports[0]
+
+    def test_none_is_usable(self, saved: Checkpoints, reports: list[str]) -> None:
+        with pytest.raises(UserError, match="holds no checkpoint"):
+            saved.load()
+        (write(saved, 1) / "state.json").unlink()
+        with pytest.raises(UserError, match="none of the checkpoints"):
+            saved.load()
+        with pytest.raises(UserError, match="none of the checkpoints"):
+            saved.load_best()
+
+    @pytest.mark.parametrize("keep", [1, 2])
+    def test_a_resumed_run_does_not_keep_the_damaged_one(self, saved: Checkpoints, keep: int) -> None:
+        write(saved, 100), write(saved, 200, 50.0)
+        state = saved.directory / step_names(200)[0] / "state.json"
+        state.write_text(state.read_text().replace("200", "201"))
+        assert saved.load().steps == 100
+        saved.keep = keep
+        write(saved, 250, 1.0)
+        assert names(saved) == step_names(100, 250)[-keep:]
+        assert json.loads((saved.directory / "best.json").read_text())["steps"] == 250
+        assert_loads(saved, 250)
+
+    def test_later_ones_go_when_an_earlier_step_is_written(self, saved: Checkpoints) -> None:
+        write(saved, 100), write(saved, 200, 9.0)
+        write(saved, 150, 1.0)
+        assert names(saved) == step_names(100, 150)
+        assert_loads(saved, 150)
+
+
+class Crash(BaseException):
+    """Stands for a killed process: no handler of errors sees it."""
+
+
+def crash(*args: Any, **kwargs: Any) -> None:
+    raise Crash
+
+
+class TestCrash:
+    @pytest.mark.parametrize("where", ["save_file", "_manifest", "_sync", "_digest"])
+    def test_in_the_middle_of_a_write(
+        self, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, where: str, reports: list[str]
+    ) -> None:
+        write(saved, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, where, crash)
+            patch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+            with pytest.raises(Crash):
+                write(saved, 2)
+        assert any(name.startswith(".tmp-") for name in names(saved))
+        assert_loads(saved, 1)
+        assert not reports
+        write(saved, 3)
+        assert names(saved) == step_names(1, 3)
+
+    @pytest.mark.parametrize("rename", range(4))  # to the side, into place, best.json, pruned
+    def test_at_each_rename_while_one_is_replaced(
+        self, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, rename: int
+    ) -> None:
+        saved.keep = 1
+        write(saved, 1, 1.0)
+        real, calls = os.replace, iter(range(100))
+
+        def replace(source: Any, target: Any) -> None:
+            if next(calls) >= rename:
+                raise Crash
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            patch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+            with pytest.raises(Crash):
+                write(saved, 1, 1.0)
+        assert_loads(saved, 1)
+        write(saved, 2)
+        assert_loads(saved, 2)
+        assert names(saved) == step_names(1, 2)  # 1 has the best score
+
+    def test_temporary_files_go_at_once_where_it_was_only_an_error(
+        self, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(saved, 1)
+        monkeypatch.setattr(checkpoint, "_manifest", crash)
+        with pytest.raises(Crash):
+            write(saved, 2)
+        assert names(saved) == step_names(1)
+
+    def test_same_steps_are_replaced(self, saved: Checkpoints) -> None:
+        write(saved, 1)
+        saved.write(weights_of(9), state_of(9), 1, None)
+        assert saved.load().state["steps"] == 9
+        assert names(saved) == step_names(1)
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize(
+        "error",
+        [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error (os error 28)")],
+    )
+    @pytest.mark.parametrize("where", ["save_file", "_sync", "_manifest"])
+    def test_earlier_ones_stay(
+        self, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+    ) -> None:
+        write(saved, 1), write(saved, 2)
+
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, where, full)
+            with pytest.raises(RunError) as raised:
+                write(saved, 3)
+        sentence = str(raised.value)
+        assert str(saved.directory / step_names(3)[0]) in sentence and "MiB free" in sentence and "\n" not in sentence
+        assert names(saved) == step_names(1, 2)
+        assert_loads(saved, 2)
+
+    def test_the_replaced_one_comes_back(self, saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(saved, 1)
+        real, calls = os.replace, iter(range(100))
+
+        def replace(source: Any, target: Any) -> None:
+            if next(calls) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(RunError):
+            write(saved, 1)
+        assert names(saved) == step_names(1)
+        assert_loads(saved, 1)
+
+
+class TestPruning:
+    def test_newest_and_best_stay(self, saved: Checkpoints) -> None:
+        scores: list[float | None] = [None, 5.0, 1.0, None, 2.0, float("nan"), 3.0]
+        for steps, score in enumerate(scores, 1):
+            write(saved, steps, score)
+        assert names(saved) == step_names(2, 5, 6, 7)
+        assert json.loads((saved.directory / "best.json").read_text())["checkpoint"] == step_names(2)[0]
+        assert (saved.load_best().steps, saved.load_best().score) == (2, 5.0)
+        write(saved, 8, 6.0)
+        assert names(saved) == step_names(6, 7, 8)
+        assert saved.load_best().steps == 8
+
+    def test_of_equal_scores_the_newest_is_best_and_kept(self, saved: Checkpoints) -> None:
+        saved.keep = 1
+        for steps, score in [(1, 2.0), (2, 2.0), (3, 0.0)]:
+            write(saved, steps, score)
+        assert names(saved) == step_names(2, 3)
+        assert saved.load_best().steps == 2
+
+    def test_best_falls_back_and_reports(self, saved: Checkpoints, reports: list[str]) -> None:
+        for steps, score in [(1, 2.0), (2, 3.0), (3, None)]:
+            write(saved, steps, score)
+        data = saved.directory / step_names(2)[0] / "model.safetensors"
+        data.write_bytes(data.read_bytes()[:-1] + b"\xff")
+        assert saved.load_best().steps == 1
+        assert str(data) in reports[0]
+
+    def test_without_scores_the_newest_is_best(self, saved: Checkpoints) -> None:
+        write(saved, 1), write(saved, 2)
+        assert saved.load_best().steps == 2
+        assert not (saved.directory / "best.json").exists()

@@ -1,0 +1,212 @@
+"""ProcessEnvs: the same trajectories as SerialEnvs whatever the layout; deaths are events; nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty import FaultyFactory, LedgerFactory, checksum, descendants
+
+from phalanx.config import AtariConfig, ToyConfig
+from phalanx.errors import RunError
+from phalanx.registry import MakeEnv
+from phalanx.sampling.processes import ProcessEnvs
+from phalanx.sampling.serial import SerialEnvs, SlotRules
+
+
+def play(envs, steps, seed=0):
+    """Every delivered row, by environment, under fixed pseudo-random actions per environment and step."""
+    environments = envs.groups[-1].stop
+    actions = np.random.default_rng(seed).integers(envs.spec.actions, size=(steps, environments))
+    rows = [[] for _ in range(environments)]
+
+    def take(group):
+        step = envs.recv(group)
+        for offset, row in enumerate(range(environments)[envs.groups[group]]):
+            values = step[offset]
+            frames = (values.observation.copy(), values.last_observation.copy() if values.truncated else 0)
+            flags = [values.reward, values.score, values.terminated, values.truncated, values.first, values.cut]
+            rows[row].append((frames, [float(flag) for flag in flags]))
+
+    for t in range(steps):
+        for group, members in enumerate(envs.groups):
+            take(group)
+            envs.send(group, actions[t, members])
+    for group in range(len(envs.groups)):
+        take(group)
+    return rows, actions
+
+
+def assert_same(left, right):
+    for ours, theirs in zip(left, right, strict=True):
+        for (frames, flags), (other_frames, other_flags) in zip(ours, theirs, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(frames, other_frames, strict=True))
+            assert np.array_equal(flags, other_flags, equal_nan=True)
+
+
+LAYOUTS = [(1, 4, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (2, 2, 4), (1, 4, 2)]
+
+
+@pytest.mark.parametrize("resets", ["swap", "wait"])
+@pytest.mark.parametrize(("workers", "envs_per_worker", "groups"), LAYOUTS)
+def test_trajectories_do_not_depend_on_the_layout(workers, envs_per_worker, groups, resets):
+    factory = MakeEnv(ToyConfig("counter", length=5), seed=3)
+    rules = SlotRules(seed=3, decorrelation=9, resets=resets, horizon=4)
+    reference, _ = play(SerialEnvs(factory, 4, 1, rules), 40)
+    envs = ProcessEnvs(factory, workers, envs_per_worker, groups, rules)
+    try:
+        rows, _ = play(envs, 40)
+    finally:
+        envs.close()
+    assert_same(rows, reference)
+
+
+@pytest.mark.parametrize("game", ["breakout", "pong"])
+def test_atari_trajectories_equal_serial_ones(game):
+    config = AtariConfig(game, frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=150)
+    rules = SlotRules(seed=1, decorrelation=20)
+    reference, _ = play(SerialEnvs(MakeEnv(config, 1), 4, 2, rules), 250)
+    envs = ProcessEnvs(MakeEnv(config, 1), 2, 2, 2, rules)
+    try:
+        rows, _ = play(envs, 250)
+    finally:
+        envs.close()
+    assert_same(rows, reference)
+
+
+def test_state_and_restore_with_another_number_of_workers():
+    factory = MakeEnv(ToyConfig("counter", length=5), seed=3)
+    first = ProcessEnvs(factory, 2, 2, 2)
+    second = ProcessEnvs(factory, 4, 1, 2)
+    try:
+        play(first, 13)
+        second.recv(0), second.recv(1)
+        second.restore(first.state())
+        for group in (0, 1):
+            for envs in (first, second):
+                envs.send(group, np.zeros(2, np.int64))
+            ours, theirs = first.recv(group), second.recv(group)
+            assert np.array_equal(ours.observation, theirs.observation)
+            assert np.array_equal(ours.terminated, theirs.terminated)
+    finally:
+        first.close()
+        second.close()
+
+
+def check_ledger(rows, actions):
+    """None lost, doubled or torn: each delivered frame follows from the one before, or is a marked cut or a reset."""
+    cuts = 0
+    for index, deliveries in enumerate(rows):
+        previous = None
+        for t, ((frame, _), (reward, _, terminated, _, first, cut)) in enumerate(deliveries):
+            assert frame[5] == checksum(frame), "torn"
+            assert frame[0] == index
+            cuts += int(cut)
+            if previous is None or first:
+                assert frame[3] == 0
+            if previous is not None and cut:
+                assert (frame[1], frame[2]) == (previous[1] + 1, 1)  # a new incarnation, a new episode
+                assert not terminated
+                assert reward == 0
+            elif previous is not None and first:
+                assert terminated
+                assert (frame[1], frame[2]) == (previous[1], previous[2] + 1)
+            elif previous is not None:
+                assert tuple(frame[1:4]) == (previous[1], previous[2], previous[3] + 1)
+                assert frame[4] == actions[t - 1, index]
+                assert reward == frame[3]
+            previous = frame
+    return cuts
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("fault", ["raise", "kill", "segfault", "hang"])
+def test_a_death_is_an_event(fault, groups):
+    reports = []
+    envs = ProcessEnvs(FaultyFactory(fault), 2, 2, groups, timeout=1.0, report=reports.append)
+    try:
+        rows, actions = play(envs, 30)
+    finally:
+        envs.close()
+    assert check_ledger(rows, actions) == 2  # both environments of the dead worker, once each
+    story = " ".join(reports)
+    assert "env worker" in story
+    assert "last actions" in story
+    expected = {"raise": "the simulator fell over", "kill": "SIGKILL", "segfault": "SIGSEGV", "hang": "gave no step"}
+    assert expected[fault] in story
+
+
+def test_a_worker_killed_from_outside_is_replaced():
+    envs = ProcessEnvs(LedgerFactory(), 2, 2, 2)
+    try:
+        play(envs, 5)
+        os.kill(envs.workers[1].process.pid, signal.SIGKILL)
+        rows, actions = play(envs, 12)
+    finally:
+        envs.close()
+    cut = [any(flags[-1] for _, flags in deliveries) for deliveries in rows]
+    assert cut == [False, True, False, True]
+
+
+def test_too_many_deaths_end_the_run():
+    envs = ProcessEnvs(FaultyFactory("raise", at=1, always=True), 2, 2, max_deaths=2)
+    try:
+        with pytest.raises(RunError, match="more than 2 env workers died"):
+            play(envs, 30)
+    finally:
+        envs.close()
+
+
+def test_an_environment_that_cannot_be_made_is_named():
+    with pytest.raises(Exception, match="unknown game"):
+        ProcessEnvs(MakeEnv(AtariConfig("pongg"), 0), 1, 1)
+
+
+def test_close_leaves_no_process_and_no_descriptor():
+    before, processes = set(os.listdir("/proc/self/fd")), descendants(os.getpid())
+    envs = ProcessEnvs(LedgerFactory(), 2, 2)
+    envs.recv(0)
+    envs.close()
+    envs.close()
+    del envs
+    assert descendants(os.getpid()) == processes
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_workers_leave_when_the_owner_is_killed(hang, tmp_path):
+    script = tmp_path / "owner.py"
+    fault = "hang" if hang else "none"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        import numpy as np
+        from faulty import FaultyFactory
+        from phalanx.sampling.processes import ProcessEnvs
+        envs = ProcessEnvs(FaultyFactory({fault!r}, at=1, culprit={0 if hang else -1}), 2, 2)
+        envs.recv(0); envs.send(0, np.zeros(4, np.int64))
+        print("ready", flush=True)
+        time.sleep(600)
+        """)
+    )
+    shared_before = set(os.listdir("/dev/shm"))
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
+    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"ready\n"
+    workers = descendants(owner.pid)
+    assert len(workers) == 2
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert set(os.listdir("/dev/shm")) == shared_before
