@@ -19,6 +19,7 @@ USAGE = """usage: phalanx COMMAND ...
   resume RUN_DIR            continue a run where it stopped  phalanx resume runs/NAME --run.steps 20000000
   eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
   play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
+  bench WHAT --json         measure this machine: sampling, or training PRESET
   plan PRESET [--flags]     what would run, without running
   presets                   the presets, one line each
 
@@ -50,25 +51,25 @@ def main(arguments: list[str] | None = None) -> int:
 def train(arguments: list[str]) -> int:
     experiment = parse_experiment("train", arguments)
     from phalanx.registry import topology
-    from phalanx.session import Session, new_directory
+    from phalanx.session import Session, new_directory, run_checkpoints
 
-    run = topology(experiment)
     check_environment(experiment)
-    return Session(experiment, new_directory(experiment)).run(run)
+    directory = new_directory(experiment)
+    return Session(experiment, directory, run_checkpoints(experiment, directory, warn)).run(topology(experiment))
 
 
 def resume(arguments: list[str]) -> int:
     directory, flags = run_directory("resume", arguments)
     from phalanx.config import load
-    from phalanx.logs.checkpoint import Checkpoints
     from phalanx.registry import topology
-    from phalanx.session import Session
+    from phalanx.session import Session, run_checkpoints
 
     experiment = parse_flags("phalanx resume RUN_DIR", load(directory / "config.json"), flags).validate()
-    loaded = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints, warn).load()
+    checkpoints = run_checkpoints(experiment, directory, warn)
+    loaded = checkpoints.load()
     if flags:
         experiment.save(directory / "config.json")
-    return Session(experiment, directory, loaded).run(topology(experiment))
+    return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
 
 
 def evaluate_command(arguments: list[str]) -> int:
@@ -130,6 +131,12 @@ def plan(arguments: list[str]) -> int:
     return 0
 
 
+def bench(arguments: list[str]) -> int:
+    from phalanx.bench import command
+
+    return command(arguments)
+
+
 def presets(arguments: list[str]) -> int:
     from phalanx.presets import PRESETS
 
@@ -143,6 +150,7 @@ COMMANDS = {
     "resume": resume,
     "eval": evaluate_command,
     "play": play,
+    "bench": bench,
     "plan": plan,
     "presets": presets,
 }
@@ -165,8 +173,24 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
 
     from phalanx.config import Experiment
 
+    base, flags = choose_topology(base, flags)
     kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]  # type: ignore[valid-type]
     return tyro.cli(kind, prog=program, default=base, args=flags)  # type: ignore[no-any-return]
+
+
+def choose_topology(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:
+    """`--topology NAME` swaps the whole topology; what is left are flags of fields."""
+    import dataclasses
+
+    from phalanx.config import TOPOLOGIES
+
+    if "--topology" not in flags[:-1]:
+        return base, flags
+    at = flags.index("--topology")
+    name = flags[at + 1]
+    if name not in TOPOLOGIES:
+        raise unknown("topology", name, TOPOLOGIES)
+    return dataclasses.replace(base, topology=TOPOLOGIES[name]()), flags[:at] + flags[at + 2 :]
 
 
 def run_directory(command: str, arguments: list[str]) -> tuple[Path, list[str]]:
@@ -184,16 +208,16 @@ def existing_run(directory: Path) -> Path:
 def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint."""
     from phalanx.config import load
-    from phalanx.logs.checkpoint import Checkpoints
     from phalanx.models.heads import make_model
     from phalanx.models.policies import ActorCriticPolicy
     from phalanx.parameters.flat import FlatParameters
     from phalanx.registry import MakeEnv
     from phalanx.runtime.device import choose_compute
+    from phalanx.session import run_checkpoints
     from phalanx.types import Progress
 
     experiment = load(existing_run(directory) / "config.json")
-    checkpoints = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints, warn)
+    checkpoints = run_checkpoints(experiment, directory, warn)
     loaded = checkpoints.load_best() if best else checkpoints.load()
     compute = choose_compute(experiment.run)
     spec = MakeEnv(experiment.env, 0)(0).spec

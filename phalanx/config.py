@@ -335,6 +335,7 @@ class RunConfig:
 EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
 AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
 TopologyConfig = SerialConfig | SynchronousConfig
+TOPOLOGIES = {"serial": SerialConfig, "synchronous": SynchronousConfig}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Topologies hand it a replica; they know nothing of files or terminals.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -30,17 +31,19 @@ from phalanx.types import EnvSpec
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """A signal asked the run to stop and the iteration did not end in time."""
 
 
 class Session:
     """The record and the end of a run."""
 
-    def __init__(self, experiment: Experiment, directory: Path, resume: Loaded | None = None) -> None:
+    def __init__(
+        self, experiment: Experiment, directory: Path, checkpoints: Checkpoints, resume: Loaded | None = None
+    ) -> None:
         self.experiment = experiment
         self.directory = directory
-        self.checkpoints = Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints)
+        self.checkpoints = checkpoints
         self.loaded = resume
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
@@ -66,7 +69,8 @@ class Session:
             path = self._save_evidence(error)
             raise NotFinite(f"{error}; the batch is in {path}, the last good parameters are kept", None) from None
         except RunError:
-            self.checkpoint(with_envs=False)
+            with contextlib.suppress(RunError):  # a full disk must not hide the reason
+                self.checkpoint(with_envs=False)
             raise
 
     def event(self, sentence: str) -> None:
@@ -252,3 +256,7 @@ def new_directory(experiment: Experiment) -> Path:
         raise UserError(f"cannot make the run directory {directory}: {error.strerror}; choose --run.directory") from None
     experiment.save(directory / "config.json")
     return directory
+
+
+def run_checkpoints(experiment: Experiment, directory: Path, report: Callable[[str], None]) -> Checkpoints:
+    return Checkpoints(directory / "checkpoints", experiment.run.keep_checkpoints, report)

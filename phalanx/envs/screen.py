@@ -144,6 +144,6 @@ class AreaScreen:
     def _changed(self) -> np.ndarray:
         """Indices of the blocks that differ from those shown."""
         np.not_equal(*self._words, out=self._differs)
-        blocks: np.ndarray = np.bitwise_or.reduce(self._differs.view(np.uint32), axis=2)  # a word holds four flags
-        changed: np.ndarray = (blocks[0] | blocks[-1]).nonzero()[0]
-        return changed
+        flags = self._differs.view(np.uint32)  # four at a time
+        blocks: np.ndarray = np.bitwise_or.reduce(flags[0] | flags[-1], axis=1)
+        return blocks.nonzero()[0]

@@ -118,7 +118,7 @@ class MlpTorso(nn.Module):
         self.second = initialise(nn.Linear(self.features, self.features), config.init)
 
     def forward(self, stacks: Tensor, history: Tensor) -> Tensor:
-        x = stacks.flatten(2) * _valid(history, stacks.shape[1], torch.float32)[:, :, None]
+        x = stacks.flatten(2).float() * _valid(history, stacks.shape[1], torch.float32)[:, :, None]
         x = torch.tanh(F.linear(x.flatten(1) - self.offset, self.first.weight * self.scale, self.first.bias))
         return torch.tanh(self.second(x))
 
@@ -129,17 +129,17 @@ def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int
     Frames older than the newest `history[n]` become zeros. Fold 4 takes four neighbouring pixels of a row as channels
     (see `fold_weight`), so that the copy moves whole words and the convolution sees 16 channels instead of 4.
     """
+    convert = convert_on_host if stacks.device.type == "cpu" else convert_on_device
+    return convert(stacks, history, dtype, fold)
+
+
+def convert_on_host(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int) -> Tensor:
+    """Conversion first, then the few rows with a short history: a mask on every pixel would cost as much again."""
     rows, frames, planes, height, width = stacks.shape
-    if stacks.device.type != "cpu":
-        x = torch.empty((rows, height, width // fold, frames, planes, fold), dtype=dtype, device=stacks.device)
-        valid = _valid(history, frames, dtype)[:, :, None, None, None, None]
-        torch.mul(stacks.unflatten(4, (-1, fold)), valid, out=x.permute(0, 3, 4, 1, 2, 5))
-        return x.flatten(3).permute(0, 3, 1, 2)
     words = _as_words(stacks) if fold == 4 else stacks
-    moved = words.permute(0, 3, 4, 1, 2).flatten(3).contiguous()
-    x = moved.view(stacks.dtype).to(dtype)
-    if x.data_ptr() == stacks.data_ptr():
-        x = x.clone()  # float frames may come through all this uncopied, and must not be written to
+    pixels = words.permute(0, 3, 4, 1, 2).flatten().view(stacks.dtype)
+    x = pixels.to(dtype, copy=True)  # a copy even of float frames: it is written to
+    x = x.view(rows, height, width // fold, frames * planes * fold)
     if int(history.min()) < frames:
         short = (history < frames).nonzero().squeeze(1)
         valid = _valid(history[short], frames, dtype).repeat_interleave(planes * fold, dim=1)
@@ -147,9 +147,18 @@ def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int
     return x.permute(0, 3, 1, 2)
 
 
+def convert_on_device(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int) -> Tensor:
+    """Conversion, layout and mask in one kernel, without waiting for the device."""
+    rows, frames, planes, height, width = stacks.shape
+    x = torch.empty((rows, height, width // fold, frames, planes, fold), dtype=dtype, device=stacks.device)
+    valid = _valid(history, frames, dtype)[:, :, None, None, None, None]
+    torch.mul(stacks.view(*stacks.shape[:4], -1, fold), valid, out=x.permute(0, 3, 4, 1, 2, 5))
+    return x.flatten(3).permute(0, 3, 1, 2)
+
+
 def fold_weight(weight: Tensor, fold: int) -> Tensor:
     """[O, C, K, L] for plain pixels as [O, C*fold, K, L/fold] for folded ones, channels innermost."""
-    return weight.unflatten(3, (-1, fold)).permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
+    return weight.view(*weight.shape[:3], -1, fold).permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

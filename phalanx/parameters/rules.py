@@ -128,7 +128,7 @@ def slice_state(state: State, part: slice) -> State:
 
 def global_norm_clip(gradient: Tensor, max_norm: float) -> Tensor:
     """Scale the whole gradient in place to an L2 norm of at most `max_norm`; the norm before."""
-    norm = torch.linalg.vector_norm(gradient)
+    norm: Tensor = torch.linalg.vector_norm(gradient)
     gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
     return norm
 

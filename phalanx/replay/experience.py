@@ -1,12 +1,16 @@
-"""Experience that keeps nothing: the newest rollout, for on-policy algorithms."""
+"""Experience: what a rollout becomes. On-policy algorithms take the newest, value-based ones draw from memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from phalanx.types import Rollout
+from phalanx.config import DQNConfig
+from phalanx.replay.indexing import Index, PrioritizedIndex, UniformIndex, index_bytes
+from phalanx.replay.storage import FrameStorage, check_memory, free_bytes, storage_bytes
+from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 
 class Latest:
@@ -30,3 +34,65 @@ class Latest:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Replay:
+    """A memory of many rollouts: the storage holds the rows, the index chooses among them."""
+
+    def __init__(self, storage: FrameStorage, index: Index, checkpointed: bool = True) -> None:
+        self.storage = storage
+        self.index = index
+        self.checkpointed = checkpointed  # is the memory part of the state?
+
+    @property
+    def size(self) -> int:
+        """Rows stored."""
+        return self.storage.filled * self.storage.environments
+
+    def ready(self, rows: int) -> bool:
+        """Are so many rows stored (or as many as fit), and can one be drawn?"""
+        return self.size >= min(rows, self.storage.rows) and len(self.index) > 0
+
+    def put(self, rollout: Rollout) -> None:
+        self.storage.put(rollout)
+        self._move()
+
+    def sever(self) -> None:
+        """The next rollout does not continue the last one: environments began anew."""
+        self.storage.sever()
+
+    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch:
+        """A batch drawn from memory; the exponent 1 undoes the bias of prioritised draws."""
+        if len(self.index) == 0:
+            raise RuntimeError("nothing can be drawn yet")
+        ids, weight = self.index.draw(batch_size, importance_exponent, generator)
+        return self.storage.read(ids, weight)
+
+    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
+        self.index.update(ids, priorities)
+
+    def state(self) -> dict[str, Any]:
+        """The memory, or nothing if it is not part of checkpoints; see FrameStorage.state on views."""
+        return {"storage": self.storage.state(), "index": self.index.state()} if self.checkpointed else {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Fill a fresh memory; without a saved one it stays empty."""
+        if state:
+            self.storage.restore(state["storage"])
+            self._move()
+            self.index.restore(state["index"])
+
+    def _move(self) -> None:
+        self.index.move(self.storage.drawable, self.storage.cut.view(-1))
+
+
+def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int, device: torch.device) -> Replay:
+    """The memory a configuration describes; refused before anything is allocated if it does not fit."""
+    rows = config.replay_size // environments * environments
+    needed = storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
+    check_memory(needed, free_bytes(device))
+    storage = FrameStorage(spec, stack, environments, config.replay_size, config.n_step, config.discount, device)
+    index: Index = UniformIndex(rows, device)
+    if config.prioritized:
+        index = PrioritizedIndex(rows, config.priority_exponent, config.new_priority, device)
+    return Replay(storage, index, config.checkpoint_replay)

@@ -81,9 +81,7 @@ class PrioritizedIndex:
     Two levels cost a handful of vector operations for a whole batch, where a binary tree costs twenty times as many.
     """
 
-    def __init__(
-        self, rows: int, exponent: float, new_priority: Literal["max", "one"], device: torch.device
-    ) -> None:
+    def __init__(self, rows: int, exponent: float, new_priority: Literal["max", "one"], device: torch.device) -> None:
         self.rows = rows
         self.exponent = exponent
         self.new_priority = new_priority

@@ -183,13 +183,13 @@ class FrameStorage:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Fill a fresh storage."""
         if state["length"] != self.length or state["tables"]["action"].shape[1] != self.environments:
             raise UserError(
                 f"the checkpoint's memory has {state['tables']['action'].shape[1]} environments x {state['length']} "
                 f"steps, this run has {self.environments} x {self.length}; resume with the same algorithm.replay_size "
                 f"and sampler.environments"
             )
-        self._release(self.written * self.environments)
         self.written = state["written"]
         for name, values in state["tables"].items():
             getattr(self, name)[: self.filled] = values.to(self.device)

@@ -6,20 +6,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from phalanx.config import Experiment
 from phalanx.registry import MakeEnv
 from phalanx.replica import Replica, slot_rules
-from phalanx.runtime.device import choose_compute
+from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.serial import SerialEnvs
 from phalanx.session import Session
 
 
 def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
-    factory = MakeEnv(experiment.env, experiment.run.seed)
-    sampler = experiment.sampler
-    envs = SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment))
+    envs = make_envs(experiment, compute, session.event)
     try:
         session.train(Replica(experiment, envs, compute), compute)
     finally:
         envs.close()
+
+
+def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> SerialEnvs:
+    sampler = experiment.sampler
+    factory = MakeEnv(experiment.env, experiment.run.seed)
+    return SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment))

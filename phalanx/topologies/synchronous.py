@@ -9,10 +9,12 @@ One group is PAAC; with two, a group simulates while the other is served (Stooke
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from phalanx.config import Experiment
 from phalanx.registry import MakeEnv
 from phalanx.replica import Replica, slot_rules
-from phalanx.runtime.device import choose_compute
+from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.placement import place
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.session import Session
@@ -20,8 +22,16 @@ from phalanx.session import Session
 
 def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
+    envs = make_envs(experiment, compute, session.event)
+    try:
+        session.train(Replica(experiment, envs, compute), compute)
+    finally:
+        envs.close()
+
+
+def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> ProcessEnvs:
     placement, sampler = place(experiment, compute), experiment.sampler
-    envs = ProcessEnvs(
+    return ProcessEnvs(
         MakeEnv(experiment.env, experiment.run.seed),
         placement.workers,
         placement.envs_per_worker,
@@ -30,9 +40,5 @@ def run(experiment: Experiment, session: Session) -> None:
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
-        report=session.event,
+        report=report,
     )
-    try:
-        session.train(Replica(experiment, envs, compute), compute)
-    finally:
-        envs.close()

@@ -32,9 +32,9 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and tensor_bytes(a) == tensor_bytes(b)
+        return bool(a.dtype == b.dtype and a.shape == b.shape and tensor_bytes(a) == tensor_bytes(b))
     if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, float):
         return repr(a) == repr(b)
     return bool(a == b)
@@ -261,6 +261,21 @@ class TestDamage:
         assert names(saved) == step_names(100, 250)[-keep:]
         assert json.loads((saved.directory / "best.json").read_text())["steps"] == 250
         assert_loads(saved, 250)
+
+    def test_a_truncated_one_takes_no_place_of_a_whole_one(self, saved: Checkpoints) -> None:
+        saved.keep = 2
+        write(saved, 1)
+        (write(saved, 2) / "model.safetensors").write_bytes(b"")
+        write(saved, 3)
+        assert names(saved) == step_names(1, 3)
+
+    def test_a_damaged_one_that_is_written_again_counts(self, saved: Checkpoints) -> None:
+        write(saved, 1)
+        (write(saved, 2) / "state.json").unlink()
+        assert saved.load().steps == 1
+        write(saved, 2)
+        write(saved, 3)
+        assert names(saved) == step_names(1, 2, 3)
 
     def test_later_ones_go_when_an_earlier_step_is_written(self, saved: Checkpoints) -> None:
         write(saved, 100), write(saved, 200, 9.0)

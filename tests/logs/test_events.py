@@ -11,7 +11,7 @@ from phalanx.logs.events import EventWriter, _masked_crc, _varint
 
 def unmask(masked: bytes) -> int:
     rotated = (struct.unpack("<I", masked)[0] - 0xA282EAD8) & 0xFFFFFFFF
-    return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
+    return int((rotated >> 17 | rotated << 15) & 0xFFFFFFFF)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""DQN: Q-learning on batches from memory against a slowly moving target network.
+
+Flags make it double, dueling (in the model), n-step (in the memory) and prioritised. C51 is the same with another loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.algorithms.schedules import Schedule
+from phalanx.config import DQNConfig
+from phalanx.seams import Experience
+from phalanx.types import Loss, Progress, ReplayBatch
+
+MIN_PRIORITY = 1e-6  # no row that may be learnt from is forgotten for good
+
+
+class Memory(Experience, Protocol):
+    """The experience that value-based algorithms learn from."""
+
+    def ready(self, rows: int) -> bool:
+        """Are so many rows stored (or as many as fit), and can one be drawn?"""
+
+
+class DQN:
+    """Huber loss of the n-step error; owns the target network and knows when to refresh it.
+
+    `replicas` share the clocks of a run: each waits for its part of `learning_starts`.
+    """
+
+    def __init__(self, config: DQNConfig, model: nn.Module, rollout_steps: int, replicas: int = 1) -> None:
+        self.config = config
+        self.model = model
+        self.target = copy.deepcopy(model).requires_grad_(False)
+        self.updates = int(config.updates_per_rollout(rollout_steps))
+        self.refill = config.learning_starts // replicas
+        self.importance = Schedule(config.importance_start, 1.0, config.importance_length)
+        self.tick = -1  # of the target clock, at the last refresh
+
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ReplayBatch]:
+        """A fixed number of batches per rollout, none before the memory is warm (again, if resumed without it)."""
+        memory = cast(Memory, experience)
+        if progress.steps < self.config.learning_starts or not memory.ready(self.refill):
+            return
+        for _ in range(self.updates):
+            self.refresh_target(progress)
+            yield memory.take(self.config.batch_size, self.importance(progress), generator)
+
+    @torch.no_grad()
+    def refresh_target(self, progress: Progress) -> None:
+        """Copy the learnt network whenever the clock passes a multiple of `target_every`."""
+        tick = getattr(progress, self.config.target_clock) // self.config.target_every
+        if tick == self.tick:
+            return
+        self.tick = tick
+        for old, new in zip(self.target.parameters(), self.model.parameters(), strict=True):
+            old.copy_(new)
+
+    def loss(self, model: nn.Module, batch: ReplayBatch, progress: Progress) -> Loss:
+        with torch.no_grad():
+            next_q = self.target(batch.next_stacks, batch.next_history)
+            chooser = model(batch.next_stacks, batch.next_history) if self.config.double else next_q
+            target = batch.returns + batch.next_discount * value_of_best(next_q, chooser)
+        q = model(batch.stacks, batch.history).gather(1, batch.action[:, None]).squeeze(1)
+        rows = F.huber_loss(q, target, reduction="none", delta=self.config.huber)
+        error = (target - q.detach()).abs()
+        metrics = {"loss/q": q.detach().mean(), "loss/error": error.mean()}
+        priorities = error.clamp(MIN_PRIORITY, max(self.config.huber, MIN_PRIORITY))
+        return Loss((batch.weight * rows).mean(), metrics, priorities)
+
+    def state(self) -> dict[str, Any]:
+        return {"target": self.target.state_dict(), "tick": self.tick}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.tick = state["tick"]
+
+
+def value_of_best(values: Tensor, chooser: Tensor) -> Tensor:
+    """[N] of `values` [N, A] at the action that `chooser` [N, A] likes best."""
+    return values.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)

@@ -1,0 +1,235 @@
+"""`phalanx bench`: what this machine gives, beside its own limit, measured in one run.
+
+    emulator_sps    as many processes as workers, each cycling over as many emulators as a worker holds: random
+                    actions, no pixels read, resets by restoring a state. The limit of everything else.
+    sampling_sps    env workers that write frames, without a network
+    inference_sps   the same with the network choosing actions
+    training_sps    the same with learning
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from phalanx.config import AtariConfig, Experiment, SamplerConfig
+from phalanx.errors import UserError
+
+FRAMES_PER_STEP = 4
+
+
+def command(arguments: list[str]) -> int:
+    """Parse the arguments of `phalanx bench` and print a table, or one JSON object."""
+    if arguments[:1] == ["emulator-process"]:
+        return emulator_process(arguments[1], int(arguments[2]), float(arguments[3]))
+    parser = argparse.ArgumentParser(prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["sampling", "training"], help="what to measure")
+    parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
+    parser.add_argument("--game", default="breakout", help="Atari game")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options, flags = parser.parse_known_args(arguments)
+    from phalanx.__main__ import parse_flags
+    from phalanx.presets import preset
+
+    experiment = parse_flags("phalanx bench", preset(options.preset), flags)
+    if isinstance(experiment.env, AtariConfig):
+        experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
+    measure = sampling if options.what == "sampling" else training
+    results = measure(experiment.validate(), options.seconds, options.repeats)
+    if options.json:
+        print(json.dumps(results))
+    else:
+        for name, value in results.items():
+            print(f"{name:<22} {value:,.0f}" if isinstance(value, float) and value > 10 else f"{name:<22} {value}")
+    return 0
+
+
+def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, Any]:
+    """Emulator alone, workers alone, workers with inference; measured in turn so that noise hits all alike."""
+    from phalanx.runtime.device import choose_compute
+    from phalanx.sampling.placement import place
+
+    if not isinstance(experiment.env, AtariConfig):
+        raise UserError("phalanx bench sampling compares with the Atari emulator; choose an Atari preset")
+    compute = choose_compute(experiment.run)
+    placement = place(experiment, compute)
+    workers, per_worker = max(1, placement.workers), placement.envs_per_worker
+    measures: dict[str, Callable[[], float]] = {
+        "emulator_sps": lambda: emulator_speed(experiment.env.name, workers, per_worker, seconds),
+        "sampling_sps": lambda: sampling_speed(experiment, seconds),
+        "inference_sps": lambda: inference_speed(experiment, seconds),
+    }
+    samples = {name: [] for name in measures}  # type: dict[str, list[float]]
+    for _ in range(repeats):
+        for name, measure in measures.items():
+            samples[name].append(measure())
+    results: dict[str, Any] = {name: statistics.median(values) for name, values in samples.items()}
+    limit = results["emulator_sps"]
+    return {
+        "game": experiment.env.name,
+        "frame": experiment.env.frame,
+        "workers": workers,
+        "envs_per_worker": per_worker,
+        "groups": experiment.sampler.groups,
+        "device": str(compute.device),
+        **results,
+        "sampling_ratio": round(results["sampling_sps"] / limit, 4),
+        "inference_ratio": round(results["inference_sps"] / limit, 4),
+        "samples": {name: [round(value) for value in values] for name, values in samples.items()},
+    }
+
+
+def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, Any]:
+    """Whole training, after a warm-up, with the share of time of each stage."""
+    from phalanx.replica import Replica
+
+    with running_replica(experiment) as replica:
+        assert isinstance(replica, Replica)
+        warm_up_until(replica.iterate, min(3.0, seconds))
+        samples, shares = [], []
+        for _ in range(repeats):
+            replica.timing.reset()
+            steps, start = replica.progress.steps, time.perf_counter()
+            warm_up_until(replica.iterate, seconds)
+            samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
+            shares.append(replica.timing.shares())
+    return {
+        "preset": experiment.preset,
+        "env": experiment.env.name,
+        "training_sps": statistics.median(samples),
+        **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 4) for stage in shares[0]},
+        "samples": [round(sample) for sample in samples],
+    }
+
+
+def warm_up_until(action: Callable[[], Any], seconds: float) -> None:
+    """Repeat an action for so long, at least once."""
+    end = time.perf_counter() + seconds
+    action()
+    while time.perf_counter() < end:
+        action()
+
+
+class running_replica:  # noqa: N801  (used like a function)
+    """The replica of an experiment with its environments, outside of a run directory."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    def __enter__(self) -> Any:
+        from phalanx.replica import Replica
+        from phalanx.runtime.device import choose_compute
+        from phalanx.topologies.serial import make_envs as serial_envs
+        from phalanx.topologies.synchronous import make_envs as process_envs
+
+        experiment = self.experiment
+        compute = choose_compute(experiment.run)
+        make = serial_envs if experiment.topology.name == "serial" else process_envs
+        self.envs = make(experiment, compute, print)
+        return Replica(experiment, self.envs, compute)
+
+    def __exit__(self, *exception: object) -> None:
+        self.envs.close()
+
+
+def sampling_speed(experiment: Experiment, seconds: float) -> float:
+    """Steps per second of the workers alone, under random actions drawn ahead of time."""
+    from phalanx.runtime.device import choose_compute
+    from phalanx.topologies.synchronous import make_envs
+
+    envs = make_envs(experiment, choose_compute(experiment.run), print)
+    actions = np.random.default_rng(0).integers(envs.spec.actions, size=(4096, experiment.sampler.environments))
+    count = 0
+    try:
+        for group in range(len(envs.groups)):
+            envs.recv(group)
+        for group, rows in enumerate(envs.groups):
+            envs.send(group, actions[0, rows])
+        begin = start = time.perf_counter()
+        while start - begin < 1 + seconds:
+            for group, rows in enumerate(envs.groups):
+                envs.recv(group)
+                envs.send(group, actions[count % 4096, rows])
+            count += 1
+            now = time.perf_counter()
+            if now - begin < 1:  # a second of warm-up
+                counted_from, clock_from = count, now
+            start = now
+    finally:
+        envs.close()
+    return (count - counted_from) * experiment.sampler.environments / (start - clock_from)
+
+
+def inference_speed(experiment: Experiment, seconds: float) -> float:
+    """Steps per second with the network choosing the actions and nothing learnt."""
+    with running_replica(experiment) as replica:
+        collect = lambda: replica.collector.collect(replica.progress)  # noqa: E731
+        warm_up_until(collect, 1.0)
+        steps, start = replica.progress.steps, time.perf_counter()
+        warm_up_until(collect, seconds)
+        return (replica.progress.steps - steps) / (time.perf_counter() - start)
+
+
+def emulator_speed(game: str, processes: int, emulators: int, seconds: float) -> float:
+    """Steps per second of bare emulators in so many processes."""
+    from phalanx.runtime.affinity import core_list
+
+    cores = core_list()
+    started = []
+    for number in range(processes):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "phalanx", "bench", "emulator-process", game, str(emulators), str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PHALANX_CORE": str(cores[number % len(cores)]), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+    for process in started:  # all begin together
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    return sum(float(process.communicate(timeout=seconds + 60)[0]) for process in started)
+
+
+def emulator_process(game: str, emulators: int, seconds: float) -> int:
+    """One process of `emulator_speed`."""
+    from phalanx.envs.atari import emulator
+
+    os.sched_setaffinity(0, {int(os.environ["PHALANX_CORE"])})
+    machines, starts = [], []
+    for _ in range(emulators):
+        machine = emulator(game)
+        machine.reset_game()
+        machines.append(machine)
+        starts.append(machine.cloneState())
+    legal = machines[0].getMinimalActionSet()
+    actions = [legal[i] for i in np.random.default_rng(0).integers(len(legal), size=4096)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    count, begin = 0, time.perf_counter()
+    end = begin + seconds
+    while time.perf_counter() < end:
+        for machine, start in zip(machines, starts, strict=True):
+            action = actions[count % 4096]
+            for _ in range(FRAMES_PER_STEP):
+                machine.act(action)
+            if machine.game_over():
+                machine.restoreState(start)
+            count += 1
+    print(count / (time.perf_counter() - begin), flush=True)
+    return 0

@@ -1,0 +1,74 @@
+"""The policy of value-based methods: mostly the action of greatest value, sometimes any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.runtime.device import Compute
+from phalanx.types import PolicyOutput, Progress
+
+
+class EpsilonGreedyPolicy:
+    """Takes a uniformly random action with probability epsilon, else the greedy one.
+
+    With a spread, environment i of n explores with epsilon ** (1 + spread * i / (n - 1)).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compute: Compute,
+        epsilon: Callable[[Progress], float],
+        epsilon_spread: float = 0.0,
+        environments: int = 1,
+    ) -> None:
+        self.model = model
+        self.compute = compute
+        self.epsilon = epsilon
+        self.exponents = epsilon_exponents(epsilon_spread, environments).to(compute.device) if epsilon_spread else None
+
+    @classmethod
+    def evaluation(cls, model: nn.Module, compute: Compute, epsilon: float) -> EpsilonGreedyPolicy:
+        """The policy to be judged: one small epsilon for all environments, at any time."""
+        return cls(model, compute, lambda progress: epsilon)
+
+    @torch.no_grad()
+    def act(
+        self, stacks: Tensor, history: Tensor, noise: Tensor, progress: Progress, rows: slice | None = None
+    ) -> PolicyOutput:
+        """`rows` says which environments these are; needed only with a spread and several groups."""
+        q = self._q(stacks, history)
+        value, greedy = q.max(1)
+        epsilon = torch.full_like(noise, self.epsilon(progress))
+        if self.exponents is not None:
+            epsilon = epsilon ** self._exponents_of(rows, len(noise))
+        action = torch.where(noise < epsilon, random_action(noise, epsilon, q.shape[1]), greedy)
+        return PolicyOutput(action, torch.zeros_like(value), value)
+
+    @torch.no_grad()
+    def value(self, stacks: Tensor, history: Tensor) -> Tensor:
+        return self._q(stacks, history).amax(1)
+
+    def _q(self, stacks: Tensor, history: Tensor) -> Tensor:
+        with self.compute.autocast():
+            return self.model(stacks, history)
+
+    def _exponents_of(self, rows: slice | None, count: int) -> Tensor:
+        assert self.exponents is not None
+        exponents = self.exponents if rows is None else self.exponents[rows]
+        if len(exponents) != count:
+            raise ValueError(f"{count} environments act, but {len(exponents)} have an epsilon; pass their rows")
+        return exponents
+
+
+def epsilon_exponents(spread: float, environments: int) -> Tensor:
+    """[n]: from 1 for the first environment to 1 + spread for the last."""
+    return 1 + spread * torch.arange(environments) / max(environments - 1, 1)
+
+
+def random_action(noise: Tensor, epsilon: Tensor, actions: int) -> Tensor:
+    """The action that `noise` [N], uniform below epsilon, falls on; of no meaning where noise is not below."""
+    return (noise / epsilon.clamp(min=1e-12) * actions).clamp(max=actions - 1).long()
