@@ -61,7 +61,8 @@ def project(probabilities: Tensor, returns: Tensor, next_discount: Tensor, suppo
 
     Each moved atom is shared between its two neighbours on the grid; all pairs at once, so that sums need no order.
     """
-    low, high, step = support[0], support[-1], support[1] - support[0]
+    low, high = support[0], support[-1]
+    step = (high - low) / (len(support) - 1)
     moved = (returns[:, None] + next_discount[:, None] * support).clamp(low, high)
     share = (1 - (moved[:, None, :] - support[None, :, None]).abs() / step).clamp(min=0)
     return (share * probabilities[:, None, :]).sum(2)

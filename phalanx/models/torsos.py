@@ -108,7 +108,7 @@ class ConvTorso(nn.Module):
 
 
 class MlpTorso(nn.Module):
-    """Two hidden layers with tanh, for vectors and small boards."""
+    """Two hidden layers with ReLU, for vectors and small boards."""
 
     def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class MlpTorso(nn.Module):
 
     def forward(self, stacks: Tensor, history: Tensor) -> Tensor:
         x = stacks.flatten(2).float() * _valid(history, stacks.shape[1], torch.float32)[:, :, None]
-        x = torch.tanh(F.linear(x.flatten(1) - self.offset, self.first.weight * self.scale, self.first.bias))
-        return torch.tanh(self.second(x))
+        x = F.relu(F.linear(x.flatten(1) - self.offset, self.first.weight * self.scale, self.first.bias))
+        return F.relu(self.second(x))
 
 
 def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:

@@ -128,10 +128,11 @@ class FrameStorage:
         last_end = self.end.view(-1)[last]
         history = self.history.view(-1)
         next_stacks, next_history = self._stacks(following), history[following]
-        if self.held:
-            truncated = last_end == TRUNCATED
+        truncated = last_end == TRUNCATED
+        # on a CPU a look is free and spares a copy of frames; on a GPU it would wait for all work before
+        if self.held and (self.device.type != "cpu" or bool(truncated.any())):
             next_history = torch.where(truncated, (history[last] + 1).clamp(max=self.stack), next_history)
-            frames = self.last_frames[self.last_slot.view(-1)[last].long()]
+            frames = self.last_frames.index_select(0, self.last_slot.view(-1)[last])
             shape = (-1, *[1] * (frames.dim() - 1))
             next_stacks[:, -1] = torch.where(truncated.view(shape), frames, next_stacks[:, -1])
         return ReplayBatch(

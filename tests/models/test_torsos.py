@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from phalanx.config import ModelConfig
 from phalanx.errors import UserError
-from phalanx.models.torsos import ConvTorso, convert_on_device, convert_on_host, initialise, make_torso, network_input
+from phalanx.models.torsos import (
+    ConvTorso,
+    MlpTorso,
+    convert_on_device,
+    convert_on_host,
+    initialise,
+    make_torso,
+    network_input,
+)
 from phalanx.types import EnvSpec
 
 SPEC = EnvSpec(frame_shape=(1, 84, 84), frame_dtype=np.uint8, actions=6)
@@ -176,8 +184,8 @@ def test_mlp_sees_zeros_for_older_vectors_and_scales_bytes() -> None:
     assert vectors(stacks, history).shape == (4, 64)
     board = make_torso(ModelConfig(torso="mlp", hidden=8), spec(1, 10, 5), 1)
     bytes_ = torch.randint(0, 256, (4, 1, 1, 10, 5), dtype=torch.uint8)
-    first, second = board.first, board.second  # type: ignore[union-attr]
-    expected = torch.tanh(second(torch.tanh(first(bytes_.flatten(1) / 255))))  # type: ignore[operator]
+    assert isinstance(board, MlpTorso)
+    expected = F.relu(board.second(F.relu(board.first(bytes_.flatten(1) / 255))))
     torch.testing.assert_close(board(bytes_, torch.ones(4, dtype=torch.uint8)), expected, atol=1e-5, rtol=1e-5)
 
 

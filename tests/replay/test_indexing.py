@@ -157,9 +157,12 @@ def test_a_million_leaves_are_summed_exactly() -> None:
     rows = 1_000_000
     index = PrioritizedIndex(rows, 1.0, "one", CPU)
     index.move(range(rows), no_cuts(rows))
-    index.update(torch.arange(rows), torch.full((rows,), 1e30))  # far above what is representable
-    assert 0 < int(index.sums.sum()) < 2**63 - 1
-    index.update(torch.arange(rows), torch.full((rows,), 1e-30))
+    index.update(torch.arange(8), torch.full((8,), 1e30))  # far above what is representable
+    greatest = int(index.leaves[0, 0])
+    assert greatest > 2**20 * UNIT // 8 and greatest * rows < 2**63
+    index.update(torch.tensor([8]), torch.tensor([1e-30]))
+    assert int(index.leaves[0, 8]) == 1
+    index.restore({"leaves": torch.ones(rows, dtype=torch.int64), "greatest": torch.tensor(UNIT)})
     index.update(torch.tensor([123_456]), torch.tensor([1e6]))
     assert int(index.sums.sum()) == rows - 1 + int(index.leaves.view(-1)[123_456])
     ids, _ = index.draw(512, 0.4, torch.Generator().manual_seed(0))

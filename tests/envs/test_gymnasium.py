@@ -1,0 +1,202 @@
+"""Gymnasium environments: spaces, ends, prepared resets, resumption by replay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phalanx.config import GymnasiumConfig
+from phalanx.envs.gymnasium import GymnasiumEnv
+from phalanx.errors import UserError
+
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+
+
+class Scripted(gymnasium.Env):
+    """Its spaces are given; observations count steps, and it ends as told after `length` steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any = None,
+        length: int = 10,
+        ends: tuple[bool, bool] = (True, False),
+        reward: float = 3.0,
+        render_mode: str | None = None,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space or spaces.Discrete(3, start=5)
+        self.length, self.ends, self.reward, self.actions, self.steps = length, ends, reward, [], 0
+
+    def observation(self) -> np.ndarray:
+        shape, dtype = self.observation_space.shape, self.observation_space.dtype
+        return (np.arange(math.prod(shape)).reshape(shape) + self.offset + self.steps).astype(dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.offset, self.steps = int(self.np_random.integers(50)), 0
+        return self.observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        self.steps += 1
+        terminated, truncated = self.ends if self.steps == self.length else (False, False)
+        return self.observation(), self.reward, terminated, truncated, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((4, 4, 3), self.steps, np.uint8)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a GymnasiumEnv of a Scripted one."""
+
+    def build(observation_space: Any = None, config: dict[str, Any] | None = None, **fields: Any) -> GymnasiumEnv:
+        space = spaces.Box(-1e9, 1e9, (2,), np.float64) if observation_space is None else observation_space
+        entry = gymnasium.envs.registration.EnvSpec(
+            "Scripted-v0", entry_point=Scripted, kwargs={"observation_space": space, **fields}
+        )
+        monkeypatch.setitem(gymnasium.registry, "Scripted-v0", entry)
+        return GymnasiumEnv(GymnasiumConfig("Scripted-v0", **(config or {})), np.random.SeedSequence(3))
+
+    return build
+
+
+def frame_of(env: GymnasiumEnv) -> np.ndarray:
+    return np.zeros(env.spec.frame_shape, env.spec.frame_dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "frame_shape", "frame_dtype"),
+    [
+        ((4, 6), np.uint8, (1, 4, 6), np.uint8),
+        ((6, 5, 3), np.uint8, (3, 6, 5), np.uint8),
+        ((3, 6, 5), np.uint8, (3, 6, 5), np.uint8),
+        ((7,), np.uint8, (7,), np.float32),
+        ((7,), np.float64, (7,), np.float32),
+        ((2, 3, 4), np.float32, (24,), np.float32),
+        ((2, 3), np.int64, (6,), np.float32),
+    ],
+)
+def test_observations_become_frames(scripted: Any, shape: Any, dtype: Any, frame_shape: Any, frame_dtype: Any) -> None:
+    env = scripted(spaces.Box(0, 255, shape, dtype))
+    assert (env.spec.frame_shape, env.spec.frame_dtype) == (frame_shape, frame_dtype)
+    frame = frame_of(env)
+    env.reset(frame)
+    env.step(0, frame)
+    observation = env._env.unwrapped.observation()
+    expected = np.moveaxis(observation, -1, 0) if shape == (6, 5, 3) else observation.reshape(frame_shape)
+    assert np.array_equal(frame, expected)
+
+
+def test_actions_honour_the_start_of_the_space(scripted: Any) -> None:
+    env = scripted()
+    env.reset(frame_of(env))
+    for action in range(env.spec.actions):
+        env.step(action, frame_of(env))
+    assert env.spec.actions == 3 and env._env.unwrapped.actions == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("ends", "max_steps", "expected"),
+    [
+        ((True, False), 0, (10, True, False)),
+        ((False, True), 0, (10, False, True)),
+        ((True, True), 0, (10, True, False)),
+        ((True, False), 4, (4, False, True)),
+        ((True, False), 10, (10, True, False)),
+    ],
+)
+def test_ends_are_kept_apart(scripted: Any, ends: Any, max_steps: int, expected: tuple[int, bool, bool]) -> None:
+    env = scripted(ends=ends, config={"max_steps": max_steps, "reward": "sign"})
+    frame = frame_of(env)
+    for _ in range(2):
+        env.reset(frame)
+        for step in range(1, expected[0] + 1):
+            outcome = env.step(0, frame)
+            assert outcome.reward == 1 and math.isnan(outcome.score) == (step < expected[0])
+        assert (outcome.terminated, outcome.truncated) == expected[1:]
+        assert outcome.score == 3 * expected[0]
+
+
+@pytest.mark.parametrize(("reward", "shaped"), [("raw", -3.0), ("sign", -1.0), ("clip", -1.0)])
+def test_reward_is_shaped_and_score_is_raw(scripted: Any, reward: str, shaped: float) -> None:
+    env = scripted(reward=-3.0, length=1, config={"reward": reward})
+    env.reset(frame_of(env))
+    outcome = env.step(0, frame_of(env))
+    assert (outcome.reward, outcome.score) == (shaped, -3.0)
+
+
+@pytest.mark.parametrize("reward", ["raw", "sign", "clip"])
+def test_what_is_not_finite_passes_through(scripted: Any, reward: str) -> None:
+    env = scripted(reward=math.nan, config={"reward": reward})
+    env.reset(frame_of(env))
+    assert math.isnan(env.step(0, frame_of(env)).reward)
+
+
+def test_prepared_episodes_are_the_same() -> None:
+    plain, prepared = (GymnasiumEnv(GymnasiumConfig(), np.random.SeedSequence(1)) for _ in range(2))
+    frames, rng, starts = (frame_of(plain), frame_of(plain)), np.random.default_rng(0), set()
+    for episode in range(6):
+        if episode % 3 != 2:
+            prepared.prepare()
+            prepared.prepare()
+        plain.reset(frames[0])
+        prepared.reset(frames[1])
+        starts.add(frames[0].tobytes())
+        outcome = None
+        while outcome is None or not outcome.terminated:
+            assert np.array_equal(*frames)
+            action = int(rng.integers(2))
+            outcome = plain.step(action, frames[0])
+            assert repr(outcome) == repr(prepared.step(action, frames[1]))
+            if episode == 1:
+                prepared.prepare()
+    assert len(starts) == 6
+
+
+@pytest.mark.parametrize("steps", [0, 1, 30])
+def test_restore_replays_the_running_episode(steps: int) -> None:
+    env = GymnasiumEnv(GymnasiumConfig(max_steps=40), np.random.SeedSequence(5, spawn_key=(2, 1)))
+    frame, rng = frame_of(env), np.random.default_rng(0)
+    env.reset(frame)
+    env.reset(frame)
+    for _ in range(steps):
+        outcome = env.step(int(rng.integers(2)), frame)
+        if outcome.terminated or outcome.truncated:
+            env.prepare()
+            env.reset(frame)
+    other = GymnasiumEnv(GymnasiumConfig(max_steps=40), np.random.SeedSequence(77))
+    other.prepare()
+    other.restore(env.state())
+    other_frame = frame_of(other)
+    for _ in range(100):
+        action = int(rng.integers(2))
+        outcome = env.step(action, frame)
+        assert repr(outcome) == repr(other.step(action, other_frame)) and np.array_equal(frame, other_frame)
+        if outcome.terminated or outcome.truncated:
+            env.reset(frame)
+            other.reset(other_frame)
+            assert np.array_equal(frame, other_frame)
+
+
+def test_pictures(scripted: Any) -> None:
+    env = scripted()
+    env.reset(frame_of(env))
+    env.step(0, frame_of(env))
+    assert env.render().shape == (4, 4, 3) and (env.render() == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("CartPoll-v1", "CartPole-v1"), ("Pendulum-v1", "discrete"), ("FrozenLake-v1", "Box"), ("a b", "a b")],
+)
+def test_what_does_not_fit_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        GymnasiumEnv(GymnasiumConfig(name), np.random.SeedSequence(0))

@@ -1,0 +1,195 @@
+"""Frames of Atari games: against the emulator, cv2, Gymnasium and a plain frame-by-frame emulator."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from ale_py import Action, ALEInterface, ALEState
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.config import AtariConfig
+from phalanx.envs.atari import AtariEnv, emulator
+from phalanx.envs.screen import AreaResize, AreaScreen, HalfScreen, palette
+from phalanx.errors import UserError
+
+
+def make(seed: int = 0, starts: list[bytes] | None = None, **fields: Any) -> AtariEnv:
+    return AtariEnv(AtariConfig(**fields), np.random.SeedSequence(seed), starts)
+
+
+def frame_of(env: AtariEnv) -> np.ndarray:
+    return np.zeros(env.spec.frame_shape, np.uint8)
+
+
+def put_at_state_of(env: AtariEnv, twin: ALEInterface) -> None:
+    twin.restoreState(ALEState(env.state()["emulator"]))
+
+
+@pytest.mark.parametrize(
+    "games", [("journey_escape", "enduro", "seaquest", "space_invaders"), ("laser_gates", "air_raid", "sir_lancelot")]
+)
+def test_palette_is_what_the_emulator_shows(games: tuple[str, ...]) -> None:
+    """Random memory makes games show nearly all colours there are."""
+    seen: set[int] = set()
+    for game in games:
+        ale, rng = emulator(game), np.random.default_rng(0)
+        ale.reset_game()
+        boot, colors = ale.cloneState(), palette(ale.getScreenDims()[0])
+        for round_ in range(250):
+            if round_ % 5 == 0:
+                ale.restoreState(boot)
+            for address in rng.integers(0, 128, rng.integers(0, 20)):
+                ale.setRAM(int(address), int(rng.integers(256)))
+            ale.act(Action(int(rng.integers(18))))
+            screen = ale.getScreen()
+            assert np.array_equal(colors.grey[screen], ale.getScreenGrayscale())
+            assert np.array_equal(colors.rgb[screen], ale.getScreenRGB())
+            seen.update(np.unique(screen).tolist())
+    assert sum(index % 2 == 0 for index in seen) >= 120
+
+
+@pytest.mark.parametrize("rows", [210, 214, 220, 230, 250])
+def test_area_resize_equals_cv2_but_for_exact_ties(rows: int) -> None:
+    cv2 = pytest.importorskip("cv2")
+    resize, rng = AreaResize(rows), np.random.default_rng(rows)
+    for levels in (256, 2, 7):
+        image = rng.integers(0, levels, (rows, 160), dtype=np.uint8)
+        check_resize(image, resize, cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA))
+
+
+def check_resize(image: np.ndarray, resize: AreaResize, theirs: np.ndarray, ours: np.ndarray | None = None) -> None:
+    blocks = image.reshape(resize.blocks, -1, 160).astype(np.float32)
+    ours = resize(blocks).reshape(84, 84) if ours is None else ours
+    tie = resize.sums(blocks).reshape(84, 84) % resize.scale == resize.scale / 2
+    assert np.array_equal(ours[~tie], theirs[~tie])
+    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+
+
+def test_area_resize_sums_are_whole_numbers() -> None:
+    resize = AreaResize(250)
+    white = np.full((resize.blocks, resize.block_rows, 160), 255, np.float32)
+    assert (resize.sums(white) == 255 * resize.scale).all() and 255 * resize.scale < 2**24
+    assert (resize(white) == 255).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 209), st.integers(0, 159), st.integers(0, 255)), max_size=12),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+)
+def test_area_screen_shows_changes_only_and_all_of_them(
+    pixels: list[tuple[int, int, int, int]], depth: int, rgb: bool
+) -> None:
+    colors, resize = palette(210), AreaResize(210)
+    area = AreaScreen(210, colors, depth, rgb)
+    frame = np.zeros(area.shape, np.uint8)
+    for which, row, column, value in pixels:
+        area.screens[which % depth, row : row + 3, column : column + 2] = value
+        area.write(frame)
+        channels = colors.rgb.T if rgb else colors.grey[None]
+        for shown, channel in zip(frame, channels, strict=True):
+            pooled = channel[area.screens].max(0).astype(np.float32)
+            assert np.array_equal(shown, resize(pooled.reshape(42, 5, 160)).reshape(84, 84))
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout", "space_invaders"])
+@pytest.mark.parametrize("life_loss", [False, True])
+def test_steps_equal_those_of_gymnasium(game: str, life_loss: bool) -> None:
+    gymnasium, _ = pytest.importorskip("gymnasium"), pytest.importorskip("cv2")
+    name = "ALE/" + "".join(word.title() for word in game.split("_")) + "-v5"
+    raw = gymnasium.make(name, frameskip=1, repeat_action_probability=0.0, full_action_space=False)
+    wrapper = gymnasium.wrappers.AtariPreprocessing
+    theirs = wrapper(raw, noop_max=0, frame_skip=4, terminal_on_life_loss=life_loss)
+    theirs.reset(seed=1)
+    start = theirs.ale.cloneState().serialize()
+    theirs.ale.act(0)  # given starts begin one frame later
+    env = make(game=game, reward="raw", episodic_life=life_loss, starts=[start], max_steps=0)
+    frame, resize, rng = frame_of(env), AreaResize(210), np.random.default_rng(2)
+    env.reset(frame)
+    over, ends = False, 0
+    while not over:
+        action = int(rng.integers(env.spec.actions))
+        their_frame, reward, terminated, _, _ = theirs.step(action)
+        outcome = env.step(action, frame)
+        over = theirs.ale.game_over()
+        assert (outcome.reward, outcome.terminated, outcome.truncated) == (reward, terminated, False)
+        assert math.isnan(outcome.score) != over
+        ends += terminated
+        if not terminated:  # at an end Gymnasium shows an older frame
+            pooled = theirs.obs_buffer[0]
+            assert np.array_equal(palette(210).grey[env.state()["screens"]].max(0), pooled)
+            check_resize(pooled, resize, their_frame, frame[0])
+        elif not over:
+            env.reset(frame)
+    assert ends == (1 if game == "pong" or not life_loss else {"breakout": 5, "space_invaders": 3}[game])
+
+
+@pytest.mark.parametrize(("shape", "max_pool"), [("104x80", True), ("84x84", True), ("104x80", False)])
+def test_frames_are_the_last_ones_executed_also_at_ends(shape: str, max_pool: bool) -> None:
+    """Against a plain emulator, frame by frame; some steps end after each number of frames."""
+    executed: Counter[int] = Counter()
+    grey, resize = palette(210).grey, AreaResize(210)
+    env = make(game="breakout", frame=shape, max_pool=max_pool, episodic_life=True, seed=3)
+    frame, rng = frame_of(env), np.random.default_rng(0)
+    env.reset(frame)
+    twin, lives = emulator("breakout"), 5
+    put_at_state_of(env, twin)
+    while sum(executed.values()) < 600:
+        action = int(rng.integers(env.spec.actions))
+        screens = []
+        for _ in range(4):
+            twin.act(env._actions[action])
+            screens.append(twin.getScreen())
+            if twin.game_over() or twin.lives() < lives:
+                break
+        lives = twin.lives()
+        outcome = env.step(action, frame)
+        last = grey[np.stack(screens[-2:] if max_pool else screens[-1:])].max(0)
+        small = last[1:209:2, ::2] if shape == "104x80" else resize(last.reshape(42, 5, 160).astype(np.float32))
+        assert np.array_equal(frame[0], small.reshape(frame[0].shape))
+        assert np.array_equal(env.render(), palette(210).rgb[screens[-1]])
+        if outcome.terminated:
+            executed[len(screens)] += 1
+            env.reset(frame)
+            if twin.game_over():
+                lives = 5
+                put_at_state_of(env, twin)
+        else:
+            assert len(screens) == 4
+            executed[0] += 1
+    assert executed[1] and executed[2] + executed[3]
+
+
+def test_rgb_frame_is_the_resized_screen() -> None:
+    env = make(game="seaquest", color="rgb", max_pool=False)
+    frame, resize = frame_of(env), AreaResize(210)
+    env.reset(frame)
+    for action in range(10):
+        env.step(action, frame)
+        for channel in range(3):
+            picture = env.render()[:, :, channel].reshape(42, 5, 160).astype(np.float32)
+            assert np.array_equal(frame[channel], resize(picture).reshape(84, 84))
+
+
+def test_tall_screens_give_84x84_and_refuse_104x80() -> None:
+    env = make(game="air_raid")
+    frame = frame_of(env)
+    env.reset(frame)
+    env.step(0, frame)
+    assert frame.shape == (1, 84, 84) and frame.max() > 0
+    with pytest.raises(UserError, match="250"):
+        make(game="air_raid", frame="104x80")
+
+
+def test_half_screen_takes_even_columns_and_odd_rows() -> None:
+    colors = palette(210)
+    half, frame = HalfScreen(colors, 2), np.zeros((1, 104, 80), np.uint8)
+    half.screens[...] = np.random.default_rng(0).integers(0, 256, half.screens.shape)
+    half.write(frame)
+    assert np.array_equal(frame[0], colors.grey[half.screens].max(0)[1:209:2, ::2])

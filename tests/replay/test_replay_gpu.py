@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.config import DQNConfig
+from phalanx.replay.experience import Replay, make_replay
+from phalanx.types import EnvSpec, Rollout
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+STACK, ENVIRONMENTS, HORIZON = 3, 4, 16
+
+
+def rollouts(count: int) -> Iterator[Rollout]:
+    """Random rollouts with ends, truncations and cuts."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (HORIZON, ENVIRONMENTS)
+    for _ in range(count):
+        kind = torch.rand(shape, generator=generator)
+        truncated = (kind > 0.1) & (kind < 0.2)
+        frames = torch.randint(256, (STACK + HORIZON, ENVIRONMENTS, 1, 8, 8), generator=generator, dtype=torch.uint8)
+        yield Rollout(
+            frames=frames,
+            history=torch.randint(1, STACK + 1, (HORIZON + 1, ENVIRONMENTS), generator=generator, dtype=torch.uint8),
+            action=torch.randint(5, shape, generator=generator),
+            log_prob=torch.zeros(shape),
+            value=torch.zeros(HORIZON + 1, ENVIRONMENTS),
+            reward=torch.rand(shape, generator=generator),
+            terminated=kind < 0.1,
+            truncated=truncated,
+            last_value=torch.zeros(shape),
+            cut=(kind > 0.2) & (kind < 0.25),
+            last_frames={(t, b): frames[t, b] + 1 for t, b in truncated.nonzero().tolist()},
+        )
+
+
+def on(rollout: Rollout, device: torch.device) -> Rollout:
+    values = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in vars(rollout).items()
+    }
+    values["last_frames"] = {key: frame.to(device) for key, frame in rollout.last_frames.items()}
+    return Rollout(**values)
+
+
+def fill(device: torch.device, prioritized: bool) -> Replay:
+    config = DQNConfig(replay_size=400, n_step=3, prioritized=prioritized)
+    replay = make_replay(config, EnvSpec((1, 8, 8), np.uint8, 5), STACK, ENVIRONMENTS, device)
+    for rollout in rollouts(11):
+        replay.put(on(rollout, device))
+    return replay
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_gpu_reads_what_a_cpu_reads(prioritized: bool) -> None:
+    host, card = fill(torch.device("cpu"), prioritized), fill(torch.device("cuda"), prioritized)
+    assert len(host.index) == len(card.index)
+    batch = host.take(64, 0.5, torch.Generator().manual_seed(1))
+    copy = card.storage.read(batch.ids.cuda(), batch.weight.cuda())
+    for name, values in vars(batch).items():
+        assert torch.allclose(getattr(copy, name).cpu().double(), values.double()), name
+    drawn = card.take(64, 0.5, torch.Generator("cuda").manual_seed(1)).ids.cpu()
+    assert not host.storage.cut.view(-1)[drawn % host.storage.rows].any()
+    host.feedback(batch.ids, batch.returns + 1)
+    card.feedback(copy.ids, copy.returns + 1)
+    if prioritized:
+        difference = card.index.leaves.cpu() - host.index.leaves  # type: ignore[attr-defined]
+        assert difference[:-1].abs().max() <= 1  # a power may be rounded differently
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_nothing_between_draw_and_feedback_waits_for_the_gpu(prioritized: bool) -> None:
+    replay = fill(torch.device("cuda"), prioritized)
+    generator = torch.Generator("cuda").manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch = replay.take(64, 0.5, generator)
+        replay.feedback(batch.ids, batch.returns.abs())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
