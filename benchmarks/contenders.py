@@ -24,6 +24,7 @@ from phalanx.config import (
     AtariConfig,
     DQNConfig,
     Experiment,
+    ModelConfig,
     OptimizerConfig,
     PPOConfig,
     RunConfig,
@@ -31,6 +32,7 @@ from phalanx.config import (
     SerialConfig,
     SynchronousConfig,
 )
+from phalanx.presets import preset
 from phalanx.runtime.affinity import usable_cores
 
 Result = dict[str, Any]
@@ -49,8 +51,12 @@ def emulator(game: str, warmup: float, seconds: float) -> Result:
 
 def sample_phalanx(game: str, frame: str, envs: int, groups: int, warmup: float, seconds: float) -> Result:
     """Env workers of phalanx; `sampling_speed` has its own second of warm-up after the first frames."""
-    sampler = SamplerConfig(environments=envs, groups=groups)
-    experiment = Experiment(env=phalanx_env(game, frame), sampler=sampler, topology=SynchronousConfig())
+    experiment = Experiment(
+        env=phalanx_env(game, frame),
+        sampler=SamplerConfig(environments=envs, groups=groups),
+        topology=SynchronousConfig(),
+        run=RunConfig(device="cpu"),  # with a GPU the workers would leave the frames to it
+    )
     return {"sps": bench.sampling_speed(experiment.validate(), seconds + max(0.0, warmup - 1))}
 
 
@@ -91,7 +97,7 @@ def sample_ale_vector(
     from ale_py.vector_env import AtariVectorEnv
 
     height, width = map(int, frame.split("x"))
-    vector = AtariVectorEnv(
+    vector: Any = AtariVectorEnv(
         game,
         envs,
         batch_size=batch,
@@ -123,7 +129,7 @@ def sample_gymnasium(game: str, envs: int, warmup: float, seconds: float) -> Res
     """AsyncVectorEnv with AtariPreprocessing and FrameStackObservation."""
     from gymnasium.vector import AsyncVectorEnv
 
-    vector = AsyncVectorEnv([GymnasiumGame(game)] * envs)
+    vector: Any = AsyncVectorEnv([GymnasiumGame(game)] * envs)
     actions = random_actions(vector.single_action_space.n, envs, np.int64)
     vector.reset(seed=0)
     sps = envs * calls_per_second(lambda n: vector.step(actions[n % len(actions)]), warmup, seconds)
@@ -145,18 +151,20 @@ def train_phalanx(
             replica.iterate()
         steps, updates, start = replica.progress.steps, replica.progress.updates, time.perf_counter()
         bench.warm_up_until(replica.iterate, seconds)
-        passed = time.perf_counter() - start
+        steps, updates = replica.progress.steps - steps, replica.progress.updates - updates
         return {
-            "sps": (replica.progress.steps - steps) / passed,
-            "updates_per_second": (replica.progress.updates - updates) / passed,
-            "parameters": sum(parameter.numel() for parameter in replica.model.parameters()),
+            "sps": steps / (time.perf_counter() - start),
+            "steps_per_update": steps / updates,
+            "parameters": parameter_count(replica.model),
         }
 
 
 def phalanx_experiment(game: str, algorithm: str, envs: int, topology: str, precision: str) -> Experiment:
     """What `train_sb3` does, in phalanx's words."""
-    common = Experiment(
+    common = dataclasses.replace(
+        preset(algorithm),
         env=phalanx_env(game, "84x84"),
+        model=ModelConfig(torso="nature"),
         topology=SerialConfig() if topology == "serial" else SynchronousConfig(),
         run=RunConfig(steps=FOREVER, precision="bfloat16" if precision == "bfloat16" else "float32"),
     )
@@ -211,14 +219,14 @@ def train_sb3(game: str, algorithm: str, envs: int, warmup: float, seconds: floa
             exploration_final_eps=EPSILON,
         )
     watch = sb3_watch(warmup, seconds)
+    model.policy.optimizer.register_step_post_hook(watch.count_update)
     model.learn(FOREVER, callback=watch)
-    network = model.q_net if algorithm == "dqn" else model.policy
     vector.close()
     (first_clock, first_steps, first_updates), (clock, steps, updates) = watch.marks
     return {
         "sps": (steps - first_steps) / (clock - first_clock),
-        "updates_per_second": (updates - first_updates) / (clock - first_clock),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "steps_per_update": (steps - first_steps) / (updates - first_updates),
+        "parameters": parameter_count(model.q_net if algorithm == "dqn" else model.policy),
     }
 
 
@@ -230,13 +238,16 @@ def sb3_watch(warmup: float, seconds: float) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.marks: list[tuple[float, int, int]] = []
-            self.begin = time.perf_counter()
+            self.updates, self.begin = 0, time.perf_counter()
+
+        def count_update(self, *_: Any) -> None:
+            self.updates += 1
 
         def _on_rollout_start(self) -> None:
             now = time.perf_counter()
-            started = now - self.begin >= warmup and self.model._n_updates > 0
-            if (not self.marks and started) or (self.marks and now - self.marks[0][0] >= seconds):
-                self.marks.append((now, self.num_timesteps, self.model._n_updates))
+            warm = now - self.begin >= warmup and self.updates > 0
+            if (not self.marks and warm) or (self.marks and now - self.marks[0][0] >= seconds):
+                self.marks.append((now, self.num_timesteps, self.updates))
 
         def _on_step(self) -> bool:
             return len(self.marks) < 2
@@ -309,6 +320,10 @@ def calls_per_second(step: Callable[[int], Any], warmup: float, seconds: float) 
         step(count)
         count += 1
     return (count - counted_from) / (time.perf_counter() - begin)
+
+
+def parameter_count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def camel_case(game: str) -> str:

@@ -208,10 +208,8 @@ def existing_run(directory: Path) -> Path:
 def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint."""
     from phalanx.config import load
-    from phalanx.models.heads import make_model
-    from phalanx.models.policies import ActorCriticPolicy
     from phalanx.parameters.flat import FlatParameters
-    from phalanx.registry import MakeEnv
+    from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
     from phalanx.runtime.device import choose_compute
     from phalanx.session import run_checkpoints
     from phalanx.types import Progress
@@ -221,9 +219,9 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
     loaded = checkpoints.load_best() if best else checkpoints.load()
     compute = choose_compute(experiment.run)
     spec = MakeEnv(experiment.env, 0)(0).spec
-    model = make_model(experiment.model, spec, experiment.env.stack).to(compute.device)
+    model = make_network(experiment, spec).to(compute.device)
     FlatParameters(model).load(loaded.weights)
-    policy = ActorCriticPolicy(model, compute, "greedy" if greedy else "sampled")
+    policy = make_evaluation_policy(experiment, model, compute, greedy)
     return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
 
 

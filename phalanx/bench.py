@@ -129,7 +129,7 @@ class running_replica:  # noqa: N801  (used like a function)
         self.experiment = experiment
 
     def __enter__(self) -> Any:
-        from phalanx.replica import Replica
+        from phalanx.replica import make_replica
         from phalanx.runtime.device import choose_compute
         from phalanx.topologies.serial import make_envs as serial_envs
         from phalanx.topologies.synchronous import make_envs as process_envs
@@ -138,9 +138,11 @@ class running_replica:  # noqa: N801  (used like a function)
         compute = choose_compute(experiment.run)
         make = serial_envs if experiment.topology.name == "serial" else process_envs
         self.envs = make(experiment, compute, print)
-        return Replica(experiment, self.envs, compute)
+        self.replica = make_replica(experiment, self.envs, compute)
+        return self.replica
 
     def __exit__(self, *exception: object) -> None:
+        self.replica.close()
         self.envs.close()
 
 

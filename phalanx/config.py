@@ -123,6 +123,8 @@ class A2CConfig:
     """How the loss is reduced over the batch."""
     loss_scale: float = 1.0
     """Factor on the whole loss (PAAC: 5)."""
+    importance: bool = False
+    """Weight each step by min(1, pi / pi_collected), for rollouts that are learnt from one rollout late."""
     log_floor: float = 0.0
     """Added to probabilities inside logarithms (GA3C 1e-6); 0 uses log-softmax."""
 
@@ -294,6 +296,10 @@ class SynchronousConfig:
 
     name: Literal["synchronous"] = "synchronous"
     """The topology."""
+    overlap: bool = False
+    """Learn from the last rollout while the next is collected: the policy lag is exactly one rollout."""
+    raw_screens: bool = True
+    """With a GPU, Atari workers publish raw screens, and the frames are made on the device."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +322,10 @@ class RunConfig:
     """cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 runs the network under autocast; parameters and losses stay float32."""
+    graphs: bool = True
+    """On a GPU, capture inference and updates as CUDA graphs; off runs the same work eagerly."""
+    tf32: bool = False
+    """On a GPU, allow TF32 in float32 matrix products and convolutions."""
     threads: int = 0
     """Torch threads on a CPU; 0 means every core the process may use."""
     log_every: float = 5.0
@@ -361,7 +371,7 @@ class Experiment:
 
     def validate(self) -> Experiment:
         """Itself, or a UserError that says which values do not fit together."""
-        for check in (_positive_numbers, _atari, _sampler, _algorithm, _schedules, _model):
+        for check in (_positive_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
             check(self)
         return self
 
@@ -487,6 +497,15 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int) -> None:
         algorithm.learning_starts <= algorithm.replay_size,
         "algorithm.learning_starts must not exceed algorithm.replay_size",
     )
+
+
+def _overlap(experiment: Experiment) -> None:
+    overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
+    if overlap and isinstance(experiment.algorithm, A2CConfig):
+        _require(
+            experiment.algorithm.importance,
+            "topology.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
+        )
 
 
 def _schedules(experiment: Experiment) -> None:

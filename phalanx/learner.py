@@ -1,15 +1,18 @@
 """The learner: steps 6 to 9 of a transition's way. It makes gradients; the parameter store applies them.
 
     for batch in algorithm.batches(experience):   loss -> backward -> flat gradient -> clip -> store.push
+
+On a GPU the whole update is captured once as a CUDA graph and replayed for every batch of the same shape.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phalanx.algorithms import Algorithm
 from phalanx.algorithms.schedules import Schedule
@@ -20,7 +23,7 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import average_norm_clip, global_norm_clip
 from phalanx.runtime.device import Compute
 from phalanx.seams import Experience, ParameterStore
-from phalanx.types import Gradient, Progress
+from phalanx.types import Gradient, Loss, Progress
 
 
 class Learner:
@@ -51,37 +54,43 @@ class Learner:
 
     def learn(self, experience: Experience, progress: Progress) -> None:
         """Learn from the experience as often as the algorithm wants."""
+        for _ in self.updates(experience, progress):
+            pass
+
+    def updates(self, experience: Experience, progress: Progress) -> Iterator[None]:
+        """The same, one update at a time, for topologies that do something else in between."""
         started = time.perf_counter()
         for batch in self.algorithm.batches(experience, progress, self.shuffle):
-            gradient = self.gradient(batch, progress, experience)
-            progress.version = self.store.push(gradient, self.learning_rate(progress))
+            priorities = self.update(batch, progress)
+            if priorities is not None:
+                experience.feedback(batch.ids, priorities)
             progress.updates += 1
+            self.timing.add("learn", time.perf_counter() - started)
+            yield
+            started = time.perf_counter()
         self.store.pull(self.model)
         self.timing.add("learn", time.perf_counter() - started)
 
-    def gradient(self, batch: Any, progress: Progress, experience: Experience) -> Gradient:
-        """The clipped flat gradient of one batch; priorities go back to where the batch came from."""
+    def update(self, batch: Any, progress: Progress) -> Tensor | None:
+        """One gradient step; new priorities of the batch's rows, if the algorithm has any."""
+        scalars = {name: torch.tensor(value) for name, value in self.algorithm.scalars(progress).items()}
+        loss, norm = self.gradient(batch, scalars)
+        if not bool(torch.isfinite(loss.total.detach() + norm)):
+            raise not_finite(float(loss.total.detach()), float(norm), progress, batch)
+        gradient = Gradient(self.parameters.grad, progress.version)
+        progress.version = self.store.push(gradient, self.learning_rate(progress))
+        self.metrics.add({**loss.metrics, "loss/total": loss.total.detach(), "loss/gradient_norm": norm})
+        return loss.priorities
+
+    def gradient(self, batch: Any, scalars: dict[str, Tensor]) -> tuple[Loss, Tensor]:
+        """Leave the clipped gradient of a batch in the flat vector; the loss and the norm before the clip."""
         self.parameters.grad.zero_()
         with self.compute.autocast():
-            loss = self.algorithm.loss(self.model, batch, self.scalars(progress))
+            loss = self.algorithm.loss(self.model, batch, scalars)
         loss.total.backward()  # type: ignore[no-untyped-call]
-        norm = self.clip()
-        if not bool(torch.isfinite(loss.total.detach() + norm)):
-            raise NotFinite(
-                f"the loss ({float(loss.total.detach()):g}) or the gradient norm ({float(norm):g}) of update "
-                f"{progress.updates} is not finite; a lower optimizer.learning_rate or reward clipping may help",
-                batch,
-            )
-        self.metrics.add({**loss.metrics, "loss/total": loss.total.detach(), "loss/gradient_norm": norm})
-        if loss.priorities is not None:
-            experience.feedback(batch.ids, loss.priorities)
-        return Gradient(self.parameters.grad, progress.version)
+        return loss, self.clip()
 
-    def scalars(self, progress: Progress) -> dict[str, torch.Tensor]:
-        values = self.algorithm.scalars(progress)
-        return {name: torch.tensor(value, device=self.compute.device) for name, value in values.items()}
-
-    def clip(self) -> torch.Tensor:
+    def clip(self) -> Tensor:
         """Clip the flat gradient in place; its norm before."""
         if self.optimizer.clip == "global":
             return global_norm_clip(self.parameters.grad, self.optimizer.clip_norm)
@@ -90,8 +99,24 @@ class Learner:
             average_norm_clip(self.parameters.grad, self.parameters.slices.values(), self.optimizer.clip_norm)
         return norm
 
+    def take_metrics(self) -> dict[str, float]:
+        """Means of what was logged since the last call."""
+        return self.metrics.take()
+
+    def check(self, progress: Progress) -> None:
+        """Raise what could not be raised at once; here everything was."""
+
     def state(self) -> dict[str, Any]:
-        return {"shuffle": self.shuffle.get_state()}
+        return {"shuffle": self.shuffle.get_state(), "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.shuffle.set_state(state["shuffle"])
+        self.algorithm.restore(state["algorithm"])
+
+
+def not_finite(loss: float, norm: float, progress: Progress, batch: Any) -> NotFinite:
+    return NotFinite(
+        f"the loss ({loss:g}) or the gradient norm ({norm:g}) of update {progress.updates} is not finite; "
+        f"a lower optimizer.learning_rate or reward clipping may help",
+        batch,
+    )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import DQNConfig, Experiment, PPOConfig, difference
-from phalanx.models.heads import make_model
 from phalanx.presets import PRESETS
-from phalanx.registry import MakeEnv
+from phalanx.registry import MakeEnv, make_network
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
@@ -60,7 +59,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
-    model = make_model(experiment.model, spec, experiment.env.stack)
+    model = make_network(experiment, spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
     return [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from phalanx.config import (
     A2CConfig,
     AtariConfig,
+    C51Config,
+    DQNConfig,
     Experiment,
     GymnasiumConfig,
     ModelConfig,
@@ -39,6 +42,58 @@ PPO_ATARI = Experiment(
     topology=SynchronousConfig(),
 )
 
+Q_ATARI = Experiment(
+    env=STOOKE_ATARI,
+    model=ModelConfig(torso="nature", padding=True, init="normc"),
+    sampler=SamplerConfig(environments=16, horizon=4, decorrelation=1000),
+    topology=SynchronousConfig(),
+    run=RunConfig(steps=50_000_000),
+)
+
+RAINBOW = C51Config(
+    double=True,
+    dueling=True,
+    n_step=3,
+    prioritized=True,
+    priority_exponent=0.5,
+    learning_starts=20_000,
+    target_every=8_000,
+    epsilon_final=0.01,
+    epsilon_length=62_500,
+    epsilon_eval=0.001,
+)
+
+
+def _dqn(batch: int, learning_rate: float, environments: int, **flags: Any) -> Experiment:
+    """DQN on Atari; the learning rate grows with the batch as in A.3 of Stooke & Abbeel."""
+    return dataclasses.replace(
+        Q_ATARI,
+        algorithm=DQNConfig(batch_size=batch, **flags),
+        optimizer=OptimizerConfig(
+            rule="rmsprop-inside", learning_rate=learning_rate, decay=0.95, epsilon=1e-6, clip="none"
+        ),
+        sampler=dataclasses.replace(Q_ATARI.sampler, environments=environments),
+    )
+
+
+def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float, environments: int) -> Experiment:
+    """Categorical DQN on Atari; Adam's epsilon is divided by the batch size."""
+    return dataclasses.replace(
+        Q_ATARI,
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(
+            rule="adam",
+            learning_rate=learning_rate,
+            epsilon=epsilon / algorithm.batch_size,
+            clip="global" if clip else "none",
+            clip_norm=clip or 10.0,
+        ),
+        sampler=dataclasses.replace(Q_ATARI.sampler, environments=environments),
+    )
+
+
+C51 = C51Config(epsilon_final=0.01, epsilon_eval=0.001)
+
 GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="mlp"), run=RunConfig(steps=500_000))
 
 A2C_GYM = dataclasses.replace(
@@ -56,6 +111,34 @@ PPO_GYM = dataclasses.replace(
 )
 
 
+DQN_GYM = dataclasses.replace(
+    GYM,
+    algorithm=DQNConfig(
+        batch_size=128,
+        intensity=16,
+        replay_size=20_000,
+        learning_starts=1_000,
+        target_every=1_000,
+        double=True,
+        epsilon_final=0.02,
+        epsilon_length=10_000,
+        epsilon_eval=0.0,
+    ),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, clip_norm=10.0),
+    sampler=SamplerConfig(environments=8, horizon=4),
+)
+
+C51_GYM = dataclasses.replace(
+    DQN_GYM,
+    algorithm=C51Config(**{**vars(DQN_GYM.algorithm), "atoms": 51, "v_min": 0.0, "v_max": 100.0}),
+)
+
+
+def _catch_q(base: Experiment, **flags: Any) -> Experiment:
+    algorithm = dataclasses.replace(base.algorithm, learning_starts=500, epsilon_length=4_000, target_every=200, **flags)
+    return dataclasses.replace(base, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000))
+
+
 def _catch(base: Experiment) -> Experiment:
     return dataclasses.replace(base, env=ToyConfig(), run=RunConfig(steps=60_000))
 
@@ -63,10 +146,34 @@ def _catch(base: Experiment) -> Experiment:
 PRESETS: dict[str, tuple[str, Experiment]] = {
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
+    "dqn": ("DQN with the values of Nature 2015, batches of 32", _dqn(32, 2.5e-4, 16)),
+    "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
+    "double-dqn": ("Double DQN, otherwise as dqn", _dqn(32, 2.5e-4, 16, double=True)),
+    "c51": ("Categorical DQN, batches of 32", _c51(C51, 2.5e-4, 0.01, 0, 16)),
+    "c51-2048": (
+        "Categorical DQN with batches of 2,048, 256 environments",
+        _c51(dataclasses.replace(C51, batch_size=2048), 4.2e-4, 0.01, 0, 256),
+    ),
+    "eps-rainbow": (
+        "C51 + double + dueling + prioritised + 3-step, epsilon-greedy, batches of 32",
+        _c51(RAINBOW, 6.25e-5, 0.005, 10.0, 16),
+    ),
+    "eps-rainbow-512": (
+        "eps-Rainbow with batches of 512, 64 environments",
+        _c51(dataclasses.replace(RAINBOW, batch_size=512), 6.25e-5, 0.005, 10.0, 64),
+    ),
     "a2c-gym": ("A2C with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", A2C_GYM),
     "ppo-gym": ("PPO with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
+    "dqn-gym": ("Double DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
+    "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
     "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_GYM)),
     "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_GYM)),
+    "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_GYM)),
+    "c51-catch": ("Categorical DQN on Catch", _catch_q(C51_GYM, v_min=-2.0, v_max=2.0)),
+    "eps-rainbow-catch": (
+        "eps-Rainbow on Catch",
+        _catch_q(C51_GYM, v_min=-2.0, v_max=2.0, dueling=True, n_step=3, prioritized=True),
+    ),
 }
 
 

@@ -5,62 +5,54 @@ Topologies are made of replicas: `serial` and `synchronous` of one, later ones o
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import Experiment
+from phalanx.config import AtariConfig, Experiment, SynchronousConfig
 from phalanx.learner import Learner
 from phalanx.logs.metrics import Timing
-from phalanx.models.heads import make_model
-from phalanx.models.policies import ActorCriticPolicy
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_rule
-from phalanx.registry import make_algorithm
-from phalanx.replay.experience import Latest
+from phalanx.registry import make_algorithm, make_experience, make_network, make_policy
 from phalanx.runtime.device import Compute
-from phalanx.sampling.collector import Collector
+from phalanx.sampling.collector import Collector, allocate_rollout
 from phalanx.sampling.serial import SlotRules
 from phalanx.seams import VectorEnvs
-from phalanx.types import Progress
+from phalanx.types import Progress, Rollout
 
 
 class Replica:
     """Collector, experience and learner around one model."""
 
     def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
-        run = experiment.run
+        self.experiment = experiment
         self.envs = envs
+        self.compute = compute
         self.progress = Progress()
         self.timing = Timing()
-        torch.manual_seed(run.seed)
-        self.model = make_model(experiment.model, envs.spec, experiment.env.stack).to(compute.device)
+        self.lag = 0  # versions between collecting and learning
+        torch.manual_seed(experiment.run.seed)
+        self.model = make_network(experiment, envs.spec.seen).to(compute.device)
         self.parameters = FlatParameters(self.model)
         self.store = LocalStore(self.parameters, make_rule(experiment.optimizer))
-        self.policy = ActorCriticPolicy(self.model, compute)
-        self.collector = Collector(
-            envs, self.policy, experiment.env.stack, experiment.sampler.horizon, compute, run.seed + 1, self.timing
-        )
-        self.experience = Latest()
-        self.learner = Learner(
-            self.model,
-            self.parameters,
-            self.store,
-            make_algorithm(experiment),
-            experiment.optimizer,
-            learning_rate_schedule(experiment),
-            compute,
-            run.seed + 2,
-            self.timing,
-        )
+        self.policy = make_policy(experiment, self.model, compute)
+        self.experience = make_experience(experiment, envs.spec.seen, compute.device)
+        self.collector = self._make_collector()
+        self.learner = self._make_learner()
 
     def iterate(self) -> None:
-        """Collect a rollout and learn from it: the whole of reinforcement learning in three lines."""
+        """Collect a rollout, keep it, learn from it: the whole of reinforcement learning."""
         rollout = self.collector.collect(self.progress)
         self.experience.put(rollout)
+        self.lag = self.progress.version - rollout.version
         self.learner.learn(self.experience, self.progress)
+        self.learner.check(self.progress)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self.parameters.named_tensors()
@@ -86,6 +78,125 @@ class Replica:
         if state["sampling"] is not None:
             self.collector.restore(state["sampling"]["collector"])
             self.envs.restore(state["sampling"]["envs"])
+        else:
+            self.experience.sever()
+
+    def close(self) -> None:
+        """Give back what the device holds of the environments' memory."""
+        self.collector.close()
+
+    def _make_collector(self) -> Collector:
+        experiment, compute = self.experiment, self.compute
+        kind: type[Collector] = Collector
+        if compute.graphs and hasattr(self.envs, "exchange"):
+            from phalanx.sampling.captured import CapturedCollector
+
+            kind = CapturedCollector
+        decode = None
+        if self.envs.spec.decoded is not None:
+            from phalanx.sampling.decode import ScreenDecoder
+
+            assert isinstance(experiment.env, AtariConfig)
+            decode = ScreenDecoder(experiment.env, self.envs.spec.frame_shape[1], compute.device)
+        return kind(
+            self.envs,
+            self.policy,
+            experiment.env.stack,
+            experiment.sampler.horizon,
+            compute,
+            experiment.run.seed + 1,
+            self.timing,
+            decode,
+        )
+
+    def _make_learner(self) -> Learner:
+        experiment, compute = self.experiment, self.compute
+        kind: type[Learner] = Learner
+        if compute.graphs:
+            from phalanx.captured_learner import CapturedLearner
+
+            kind = CapturedLearner
+        return kind(
+            self.model,
+            self.parameters,
+            self.store,
+            make_algorithm(experiment, self.model),
+            experiment.optimizer,
+            learning_rate_schedule(experiment),
+            compute,
+            experiment.run.seed + 2,
+            self.timing,
+        )
+
+
+class OverlappedReplica(Replica):
+    """Learns from the last rollout while the next one is collected by a copy of the model: lag exactly one rollout.
+
+    Between two rollouts everything is in order again: all updates are done, and the copy takes over their result. So
+    runs are as reproducible as without overlap.
+    """
+
+    def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
+        super().__init__(experiment, envs, compute)
+        self.acting: nn.Module = copy.deepcopy(self.model)
+        self.acting_parameters = FlatParameters(self.acting)
+        self.policy.model = self.acting  # type: ignore[attr-defined]
+        self.learning = torch.cuda.Stream() if compute.device.type == "cuda" else None
+        sampler = experiment.sampler
+        self.held = allocate_rollout(
+            envs.spec.seen, sampler.environments, experiment.env.stack, sampler.horizon, compute.device
+        )
+        self.has_rollout = False
+
+    def iterate(self) -> None:
+        """Collect the next rollout, with an update from the last one in every gap; then hand over."""
+        self.acting_parameters.flat.copy_(self.parameters.flat)
+        updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
+        self.lag = self.progress.version - self.held.version if self.has_rollout else 0
+        if self.learning is not None:
+            self.learning.wait_stream(torch.cuda.current_stream())
+        rollout = self.collector.collect(self.progress, lambda: self._update_once(updates))
+        while self._update_once(updates):
+            pass
+        if self.learning is not None:
+            torch.cuda.current_stream().wait_stream(self.learning)
+        self.learner.check(self.progress)
+        self._hold(rollout)
+
+    def state(self, with_envs: bool = True) -> dict[str, Any]:
+        """Besides, the rollout that was collected but not yet learnt from."""
+        held = {name: value for name, value in vars(self.held).items() if isinstance(value, torch.Tensor)}
+        return {**super().state(with_envs), "held": held if self.has_rollout else None, "version": self.held.version}
+
+    def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        super().restore(weights, state)
+        if state["held"] is not None:
+            for name, value in state["held"].items():
+                getattr(self.held, name).copy_(value)
+            self.held.version = state["version"]
+            self.experience.put(self.held)
+            self.has_rollout = True
+
+    def _update_once(self, updates: Iterator[None]) -> bool:
+        """The next update, on the learner's stream; False when there is none."""
+        with torch.cuda.stream(self.learning):
+            return next(updates, self) is None
+
+    def _hold(self, rollout: Rollout) -> None:
+        """Put a copy into the experience: the collector will write over its own."""
+        for name, value in vars(rollout).items():
+            if isinstance(value, torch.Tensor):
+                getattr(self.held, name).copy_(value)
+        self.held.last_frames = dict(rollout.last_frames)
+        self.held.version = rollout.version
+        self.experience.put(self.held)
+        self.has_rollout = True
+
+
+def make_replica(experiment: Experiment, envs: VectorEnvs, compute: Compute) -> Replica:
+    """The replica an experiment asks for."""
+    overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
+    return OverlappedReplica(experiment, envs, compute) if overlap else Replica(experiment, envs, compute)
 
 
 def slot_rules(experiment: Experiment) -> SlotRules:

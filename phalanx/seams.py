@@ -46,9 +46,12 @@ class VectorEnvs(Protocol):
 class Policy(Protocol):
     """Chooses actions for a batch of frame stacks."""
 
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, progress: Progress) -> PolicyOutput:
+    def begin(self, progress: Progress) -> None:
+        """Called before each rollout: the time to move schedules."""
+
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
         """`noise` [B] uniform in [0, 1) is all the chance there is: one number per environment and step, so an
-        environment's actions do not depend on which group it is in."""
+        environment's actions do not depend on which group it is in. `rows` says which environments these are."""
 
     def value(self, stacks: Tensor, history: Tensor) -> Tensor:
         """State values [B]: the bootstrap of a rollout's end and of truncated episodes."""
@@ -64,6 +67,9 @@ class Experience(Protocol):
 
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         """New priorities for rows handed out earlier; ids travel with the batch."""
+
+    def sever(self) -> None:
+        """The next rollout does not continue the last one: environments began anew."""
 
     def state(self) -> dict[str, Any]: ...
 

@@ -23,6 +23,7 @@ from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.logs.checkpoint import Checkpoints, Loaded
 from phalanx.logs.logger import Logger
 from phalanx.logs.metrics import ScoreWindow
+from phalanx.registry import make_evaluation_policy
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling.evaluator import evaluate
@@ -54,9 +55,9 @@ class Session:
         self.replica: Replica
         self.compute: Compute
 
-    def train(self, replica: Replica, compute: Compute) -> None:
+    def train(self, replica: Replica) -> None:
         """The loop of every topology with one replica, and its end, while the environments are still there."""
-        self.start(replica, compute)
+        self.start(replica)
         try:
             while self.goes_on():
                 replica.iterate()
@@ -77,10 +78,10 @@ class Session:
         """Something worth telling: a line on the screen and in events.log."""
         self.logger.event(sentence)
 
-    def start(self, replica: Replica, compute: Compute) -> None:
+    def start(self, replica: Replica) -> None:
         """Take over a fresh replica: restore it if the run is resumed, and begin to log."""
         run, spec = self.experiment.run, replica.envs.spec
-        self.replica, self.compute = replica, compute
+        self.replica, self.compute = replica, replica.compute
         self.logger = self._open_logger(spec)
         if self.loaded is not None:
             replica.restore(self.loaded.weights, self.loaded.state["replica"])
@@ -142,13 +143,13 @@ class Session:
                 "score": self.scores.mean,
                 "best": self.scores.best,
                 "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
-                "lag_mean": 0.0,
-                "lag_max": 0,
+                "lag_mean": float(replica.lag),
+                "lag_max": replica.lag,
                 "env_share": shares["env"],
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 "learning_rate": replica.learner.learning_rate(progress),
-                **replica.learner.metrics.take(),
+                **replica.learner.take_metrics(),
                 **(extra or {}),
             }
         )
@@ -209,9 +210,8 @@ class Session:
 
     def _evaluate(self) -> None:
         run, replica = self.experiment.run, self.replica
-        scores = evaluate(
-            self.experiment.env, replica.policy, self.compute, run.eval_games, run.seed, replica.progress
-        )
+        policy = make_evaluation_policy(self.experiment, replica.model, self.compute)
+        scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, replica.progress)
         self.record({"eval/score": sum(scores) / len(scores), "eval/games": len(scores)})
 
     def _open_logger(self, spec: EnvSpec) -> Logger:

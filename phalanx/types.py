@@ -36,6 +36,12 @@ class EnvSpec:
     frame_dtype: Any  # numpy dtype of a frame
     actions: int
     frames_per_step: int = 1  # emulator frames an agent step takes, for logs
+    decoded: EnvSpec | None = None  # what the device makes of raw screens; None where frames are ready as they come
+
+    @property
+    def seen(self) -> EnvSpec:
+        """What the policy sees."""
+        return self.decoded or self
 
     @property
     def is_image(self) -> bool:

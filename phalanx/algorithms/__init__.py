@@ -23,3 +23,8 @@ class Algorithm(Protocol):
         a captured update stays valid while they move."""
 
     def loss(self, model: nn.Module, batch: Any, scalars: dict[str, Tensor]) -> Loss: ...
+
+    def state(self) -> dict[str, Any]:
+        """What the algorithm itself remembers, a target network for instance."""
+
+    def restore(self, state: dict[str, Any]) -> None: ...

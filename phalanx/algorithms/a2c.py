@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ class A2C:
     def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[PolicyBatch]:
         yield policy_batch(experience.take(), self.config.discount, self.config.gae_lambda)
 
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
     def scalars(self, progress: Progress) -> dict[str, float]:
         return {}
 
@@ -31,7 +37,10 @@ class A2C:
         log_probs, probs = log_probabilities(logits, config.log_floor)
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
-        policy_loss = reduce(-chosen * batch.advantage, batch.weight, config.reduction)
+        advantage = batch.advantage
+        if config.importance:
+            advantage = advantage * (chosen.detach() - batch.log_prob).clamp(max=0.0).exp()
+        policy_loss = reduce(-chosen * advantage, batch.weight, config.reduction)
         value_loss = reduce((batch.returns - value).square(), batch.weight, config.reduction)
         entropy_bonus = reduce(entropy, batch.weight, config.reduction)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy_bonus

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms.dqn import DQN
-from phalanx.types import Loss, Progress, ReplayBatch
+from phalanx.types import Loss, ReplayBatch
 
 PRIORITY_RANGE = (1e-6, 1e6)
 
@@ -25,7 +25,7 @@ class CategoricalModel(Protocol):
 class C51(DQN):
     """Cross-entropy to the projected distribution of the target; its divergence is the priority."""
 
-    def loss(self, model: nn.Module, batch: ReplayBatch, progress: Progress) -> Loss:
+    def loss(self, model: nn.Module, batch: ReplayBatch, scalars: dict[str, Tensor]) -> Loss:
         learnt, frozen = cast(CategoricalModel, model), cast(CategoricalModel, self.target)
         support = frozen.support
         with torch.no_grad():

@@ -62,7 +62,10 @@ class DQN:
         for old, new in zip(self.target.parameters(), self.model.parameters(), strict=True):
             old.copy_(new)
 
-    def loss(self, model: nn.Module, batch: ReplayBatch, progress: Progress) -> Loss:
+    def scalars(self, progress: Progress) -> dict[str, float]:
+        return {}
+
+    def loss(self, model: nn.Module, batch: ReplayBatch, scalars: dict[str, Tensor]) -> Loss:
         with torch.no_grad():
             next_q = self.target(batch.next_stacks, batch.next_history)
             chooser = model(batch.next_stacks, batch.next_history) if self.config.double else next_q

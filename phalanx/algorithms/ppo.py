@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,11 @@ class PPO:
             order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
             for chosen in order.split(size):
                 yield take_rows(rows, rollout, chosen)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
     def scalars(self, progress: Progress) -> dict[str, float]:
         return {"clip": self.clip(progress)}

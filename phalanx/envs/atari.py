@@ -13,6 +13,7 @@ import functools
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
 
 from phalanx.config import AtariConfig
 from phalanx.envs.rewards import REWARDS
-from phalanx.envs.screen import AreaScreen, HalfScreen, Palette, palette
+from phalanx.envs.screen import AreaScreen, HalfScreen, Palette, RawScreen, palette
 from phalanx.errors import RunError, UserError, unknown
 from phalanx.types import EnvSpec, Outcome
 
@@ -138,16 +139,23 @@ def _make_screen(config: AtariConfig, rows: int, colors: Palette) -> HalfScreen 
 
 
 class AtariEnv:
-    """One game. With `starts` (serialised emulator states) episodes begin one frame after one of them."""
+    """One game. With `starts` (serialised emulator states) episodes begin one frame after one of them. A `raw` one
+    publishes the emulator's screens instead of frames."""
 
     def __init__(
-        self, config: AtariConfig, seed: np.random.SeedSequence, starts: Sequence[bytes] | None = None
+        self,
+        config: AtariConfig,
+        seed: np.random.SeedSequence,
+        starts: Sequence[bytes] | None = None,
+        raw: bool = False,
     ) -> None:
         self._config = config
         self._rng = np.random.default_rng(seed)
         self._pool = start_states(config.game)
         self._ale = emulator(config.game)
-        self._screen = _make_screen(config, self._ale.getScreenDims()[0], self._pool.palette)
+        rows, depth = self._ale.getScreenDims()[0], 2 if config.max_pool else 1
+        ready = _make_screen(config, rows, self._pool.palette)
+        self._screen = RawScreen(rows, depth) if raw else ready
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
         minimal = self._ale.getMinimalActionSet()
         self._actions = self._ale.getLegalActionSet() if config.full_actions else minimal
@@ -160,9 +168,9 @@ class AtariEnv:
         self._last_action = Action.NOOP
         self._goes_on = False  # the next reset follows a lost life and continues the game
         self._next = self._draw_start()
-        self.spec = EnvSpec(
-            self._screen.shape, np.dtype(np.uint8), len(self._actions), (config.skip_min + config.skip) // 2
-        )
+        skip = (config.skip_min + config.skip) // 2
+        spec = EnvSpec(ready.shape, np.dtype(np.uint8), len(self._actions), skip)
+        self.spec = replace(spec, frame_shape=self._screen.shape, decoded=spec) if raw else spec
 
     def reset(self, frame: np.ndarray) -> None:
         """Begin a game, or go on with it after a lost life, and write the frame."""

@@ -92,6 +92,17 @@ class AreaResize:
         return mean.astype(np.uint8)
 
 
+class RawScreen:
+    """The captured screens themselves, for a decoder elsewhere (see `sampling/decode.py`)."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        self.shape = (depth, rows, WIDTH)
+        self.screens = np.zeros(self.shape, np.uint8)
+
+    def write(self, frame: np.ndarray) -> None:
+        np.copyto(frame, self.screens)
+
+
 class HalfScreen:
     """104x80 grey frames: rows 1, 3 .. 207 and even columns of a screen with 210 rows."""
 

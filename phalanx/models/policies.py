@@ -19,8 +19,11 @@ class ActorCriticPolicy:
         self.compute = compute
         self.choice = choice
 
+    def begin(self, progress: Progress) -> None:
+        """Nothing moves with time here."""
+
     @torch.no_grad()
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, progress: Progress) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
         with self.compute.autocast():
             logits, value = self.model(stacks, history)
         log_probs = torch.log_softmax(logits, dim=1)

@@ -28,6 +28,7 @@ class EpsilonGreedyPolicy:
         self.model = model
         self.compute = compute
         self.epsilon = epsilon
+        self.now = torch.ones((), device=compute.device)  # on the device, so that a captured `act` follows it
         self.exponents = epsilon_exponents(epsilon_spread, environments).to(compute.device) if epsilon_spread else None
 
     @classmethod
@@ -35,16 +36,16 @@ class EpsilonGreedyPolicy:
         """The policy to be judged: one small epsilon for all environments, at any time."""
         return cls(model, compute, lambda progress: epsilon)
 
+    def begin(self, progress: Progress) -> None:
+        self.now.fill_(self.epsilon(progress))
+
     @torch.no_grad()
-    def act(
-        self, stacks: Tensor, history: Tensor, noise: Tensor, progress: Progress, rows: slice | None = None
-    ) -> PolicyOutput:
-        """`rows` says which environments these are; needed only with a spread and several groups."""
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
         q = self._q(stacks, history)
         value, greedy = q.max(1)
-        epsilon = torch.full_like(noise, self.epsilon(progress))
+        epsilon = self.now.expand_as(noise)
         if self.exponents is not None:
-            epsilon = epsilon ** self._exponents_of(rows, len(noise))
+            epsilon = epsilon ** self.exponents[rows]
         action = torch.where(noise < epsilon, random_action(noise, epsilon, q.shape[1]), greedy)
         return PolicyOutput(action, torch.zeros_like(value), value)
 
@@ -55,13 +56,6 @@ class EpsilonGreedyPolicy:
     def _q(self, stacks: Tensor, history: Tensor) -> Tensor:
         with self.compute.autocast():
             return self.model(stacks, history)
-
-    def _exponents_of(self, rows: slice | None, count: int) -> Tensor:
-        assert self.exponents is not None
-        exponents = self.exponents if rows is None else self.exponents[rows]
-        if len(exponents) != count:
-            raise ValueError(f"{count} environments act, but {len(exponents)} have an epsilon; pass their rows")
-        return exponents
 
 
 def epsilon_exponents(spread: float, environments: int) -> Tensor:

@@ -30,6 +30,9 @@ class Latest:
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         """On-policy rows have no priorities."""
 
+    def sever(self) -> None:
+        """Nothing outlives a rollout."""
+
     def state(self) -> dict[str, Any]:
         return {}
 

@@ -20,6 +20,7 @@ class Compute:
 
     device: torch.device
     bfloat16: bool = False
+    graphs: bool = False  # capture the work of the device as CUDA graphs
 
     def autocast(self) -> AbstractContextManager[Any]:
         if not self.bfloat16:
@@ -40,4 +41,6 @@ def choose_compute(run: RunConfig) -> Compute:
         raise UserError("run.device asks for a GPU, but torch sees none; use --run.device cpu")
     if device.type == "cpu":
         torch.set_num_threads(run.threads or usable_cores())
-    return Compute(device, run.precision == "bfloat16")
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
+    return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda")

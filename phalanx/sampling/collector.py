@@ -9,6 +9,7 @@ the stacks the policy sees are views of the rollout's frames.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from phalanx.logs.metrics import Timing
 from phalanx.runtime.device import Compute
 from phalanx.seams import Policy, VectorEnvs
 from phalanx.types import EnvSpec, EnvStep, Progress, Rollout, torch_dtype
+
+Decoder = Callable[[Tensor], Tensor]
+"""From what the environments publish to frames, where the rollout lives."""
 
 
 class Collector:
@@ -34,42 +38,42 @@ class Collector:
         compute: Compute,
         seed: int,
         timing: Timing,
+        decode: Decoder | None = None,
     ) -> None:
         self.envs = envs
         self.policy = policy
         self.stack = stack
         self.horizon = horizon
         self.timing = timing
-        self.rollout = allocate_rollout(envs.spec, envs.groups[-1].stop, stack, horizon, compute.device)
-        self.noise = torch.Generator(compute.device).manual_seed(seed)
+        self.decode = decode or (lambda frames: frames)
+        self.device = compute.device
+        self.rollout = allocate_rollout(envs.spec.seen, envs.groups[-1].stop, stack, horizon, compute.device)
+        self.generator = torch.Generator(compute.device).manual_seed(seed)
+        self.noise = torch.empty(self.rollout.action.shape, device=compute.device)
         self.finished: list[float] = []  # raw scores of games that ended since last asked
         self.primed = False
 
-    def collect(self, progress: Progress) -> Rollout:
-        """The next `horizon` steps of every environment under the policy's present parameters."""
-        rollout, horizon = self.rollout, self.horizon
+    def collect(self, progress: Progress, meanwhile: Callable[[], None] = lambda: None) -> Rollout:
+        """The next `horizon` steps of every environment under the policy's present parameters; `meanwhile` is called
+        whenever a group was sent off and the environments are busy."""
+        rollout, groups = self.rollout, range(len(self.envs.groups))
         self._carry_over()
         rollout.version = progress.version
-        noise = torch.rand(rollout.action.shape, generator=self.noise, device=rollout.frames.device)
-        stacks = rollout.stacks
-        for t in range(horizon):
-            for group, rows in enumerate(self.envs.groups):
+        self.policy.begin(progress)
+        self.noise.uniform_(generator=self.generator)
+        for t in range(self.horizon):
+            for group in groups:
                 if t > 0:
                     self._receive(group, t)
                 started = time.perf_counter()
-                output = self.policy.act(stacks[t, rows], rollout.history[t, rows], noise[t, rows], progress)
-                rollout.action[t, rows] = output.action
-                rollout.log_prob[t, rows] = output.log_prob
-                rollout.value[t, rows] = output.value
-                actions = output.action.cpu().numpy()
-                sent = time.perf_counter()
-                self.timing.add("infer", sent - started)
+                actions = self._act(group, t)
                 self.envs.send(group, actions)
-                self.timing.add("env", time.perf_counter() - sent)
-        for group, rows in enumerate(self.envs.groups):
-            self._receive(group, horizon)
+                self.timing.add("infer", time.perf_counter() - started)
+                meanwhile()
+        for group in groups:
+            self._receive(group, self.horizon)
             started = time.perf_counter()
-            rollout.value[horizon, rows] = self.policy.value(stacks[horizon, rows], rollout.history[horizon, rows])
+            self._bootstrap(group)
             self.timing.add("infer", time.perf_counter() - started)
         self._check()
         progress.steps += rollout.action.numel() - int(rollout.cut.sum())
@@ -80,19 +84,22 @@ class Collector:
         scores, self.finished = self.finished, []
         return scores
 
+    def close(self) -> None:
+        """Nothing to give back here."""
+
     def state(self) -> dict[str, Any]:
         """What the next `collect` needs besides the environments' own states."""
         return {
             "frames": self.rollout.frames[-self.stack :].clone(),
             "history": self.rollout.history[-1].clone(),
-            "noise": self.noise.get_state(),
+            "noise": self.generator.get_state(),
             "primed": self.primed,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rollout.frames[-self.stack :] = state["frames"]
-        self.rollout.history[-1] = state["history"]
-        self.noise.set_state(state["noise"])
+        self.rollout.frames[-self.stack :] = state["frames"].to(self.device)
+        self.rollout.history[-1] = state["history"].to(self.device)
+        self.generator.set_state(state["noise"])
         self.primed = state["primed"]
 
     def _carry_over(self) -> None:
@@ -109,37 +116,59 @@ class Collector:
         self.primed = True
 
     def _receive(self, group: int, t: int) -> None:
-        """Wait for a group's step; write its frame as that of step t and its outcome as that of step t - 1."""
+        """Wait for a group's step and write it."""
         started = time.perf_counter()
         step = self.envs.recv(group)
         self.timing.add("env", time.perf_counter() - started)
+        self._write(group, t, step)
+        if t > 0:
+            if step.truncated.any():
+                self._truncated(step, self.envs.groups[group], t)
+            if step.first.any():
+                self.finished += step.score[~np.isnan(step.score)].tolist()
+
+    def _write(self, group: int, t: int, step: EnvStep) -> None:
+        """Write a step's frame as that of step t and its outcome as that of step t - 1."""
         rollout, rows = self.rollout, self.envs.groups[group]
-        rollout.frames[self.stack - 1 + t, rows] = torch.from_numpy(step.observation)
-        first = torch.from_numpy(step.first).to(rollout.history.device)
+        rollout.frames[self.stack - 1 + t, rows] = self.decode(self._here(step.observation))
         if t == 0:
             rollout.history[0, rows] = 1
             return
-        older = (rollout.history[t - 1, rows] + 1).clamp_(max=self.stack)
-        rollout.history[t, rows] = older.masked_fill(first, 1)
-        rollout.reward[t - 1, rows] = torch.from_numpy(step.reward)
-        rollout.terminated[t - 1, rows] = torch.from_numpy(step.terminated)
-        rollout.truncated[t - 1, rows] = torch.from_numpy(step.truncated)
-        rollout.cut[t - 1, rows] = torch.from_numpy(step.cut)
-        if step.truncated.any():
-            self._truncated(step, rows, t, older)
-        if step.first.any():
-            self.finished += step.score[~np.isnan(step.score)].tolist()
+        longer = (rollout.history[t - 1, rows] + 1).clamp_(max=self.stack)
+        rollout.history[t, rows] = longer.masked_fill_(self._here(step.first), 1)
+        rollout.reward[t - 1, rows] = self._here(step.reward)
+        rollout.terminated[t - 1, rows] = self._here(step.terminated)
+        rollout.truncated[t - 1, rows] = self._here(step.truncated)
+        rollout.cut[t - 1, rows] = self._here(step.cut)
 
-    def _truncated(self, step: EnvStep, rows: slice, t: int, history: Tensor) -> None:
+    def _act(self, group: int, t: int) -> np.ndarray:
+        """Actions of a group for step t; what the policy says of them goes into the rollout."""
+        rollout, rows = self.rollout, self.envs.groups[group]
+        output = self.policy.act(rollout.stacks[t, rows], rollout.history[t, rows], self.noise[t, rows], rows)
+        rollout.action[t, rows] = output.action
+        rollout.log_prob[t, rows] = output.log_prob
+        rollout.value[t, rows] = output.value
+        return output.action.cpu().numpy()
+
+    def _bootstrap(self, group: int) -> None:
+        """The value of the state after the last step."""
+        rollout, rows, t = self.rollout, self.envs.groups[group], self.horizon
+        rollout.value[t, rows] = self.policy.value(rollout.stacks[t, rows], rollout.history[t, rows])
+
+    def _truncated(self, step: EnvStep, rows: slice, t: int) -> None:
         """The value of the true last observation of each episode that was cut short at step t - 1."""
         rollout = self.rollout
-        ended = torch.from_numpy(np.flatnonzero(step.truncated)).to(rollout.frames.device)
-        last = torch.from_numpy(step.last_observation).to(rollout.frames.device)[ended]
+        ended = torch.from_numpy(np.flatnonzero(step.truncated)).to(self.device)
+        last = self.decode(self._here(step.last_observation)[ended])
         older = rollout.frames[t : t + self.stack - 1, rows].transpose(0, 1)[ended]
+        history = (rollout.history[t - 1, rows][ended] + 1).clamp_(max=self.stack)
         stacks = torch.cat([older, last[:, None]], dim=1)
-        rollout.last_value[t - 1, ended + rows.start] = self.policy.value(stacks, history[ended])
+        rollout.last_value[t - 1, ended + rows.start] = self.policy.value(stacks, history)
         for frame, row in zip(last, (ended + rows.start).tolist(), strict=True):
             rollout.last_frames[t - 1, row] = frame
+
+    def _here(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _check(self) -> None:
         """Refuse rewards and observations that are not finite."""
@@ -150,9 +179,7 @@ class Collector:
                 raise NotFinite(f"the {name} of environment {rows} is not finite", self.rollout)
 
 
-def allocate_rollout(
-    spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device
-) -> Rollout:
+def allocate_rollout(spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device) -> Rollout:
     """An empty rollout on a device."""
 
     def empty(time: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = ()) -> Tensor:

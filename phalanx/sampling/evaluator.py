@@ -44,6 +44,7 @@ def evaluate(
         (environments, config.stack, *envs.spec.frame_shape), dtype=torch_dtype(envs.spec.frame_dtype)
     )
     history = torch.zeros(environments, dtype=torch.uint8)
+    policy.begin(progress)
     try:
         while shares.any():
             step = envs.recv(0)
@@ -54,7 +55,7 @@ def evaluate(
             stacks[:, -1] = torch.from_numpy(step.observation)
             history = (history + 1).clamp(max=config.stack).masked_fill(torch.from_numpy(step.first), 1)
             draws = torch.rand(environments, generator=noise).to(compute.device)
-            output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, progress)
+            output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, slice(0, environments))
             if watch is not None:
                 watch(envs.slots[0].env.render())
             envs.send(0, output.action.cpu().numpy())

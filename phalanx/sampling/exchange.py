@@ -46,6 +46,7 @@ class Exchange:
         if descriptor is None:
             os.ftruncate(self.descriptor, size)
         self.memory = mmap.mmap(self.descriptor, size)
+        self.memory_array = np.frombuffer(self.memory, np.uint8)
         self._place(lambda shape, dtype: np.ndarray(shape, dtype, self.memory, self.offset))
 
     def _place(self, view: Any) -> None:

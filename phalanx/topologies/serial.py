@@ -20,7 +20,7 @@ def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
     envs = make_envs(experiment, compute, session.event)
     try:
-        session.train(Replica(experiment, envs, compute), compute)
+        session.train(Replica(experiment, envs, compute))
     finally:
         envs.close()
 

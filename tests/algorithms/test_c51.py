@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from phalanx.algorithms.c51 import C51, expectation, of_action, project
 from phalanx.config import C51Config, ModelConfig
 from phalanx.models.q_heads import make_q_model
-from phalanx.types import EnvSpec, Progress, ReplayBatch
+from phalanx.types import EnvSpec, ReplayBatch
 
-PROGRESS = Progress(steps=1000)
 SUPPORT = torch.tensor([-1.0, 0.0, 1.0])
 
 
@@ -111,7 +110,7 @@ def test_loss_in_closed_form(double: bool, best: int) -> None:
     model = Table(LEARNT)
     algorithm = C51(C51Config(double=double, atoms=3, v_min=-1, v_max=1), model, rollout_steps=32)
     algorithm.target = Table(TARGET)
-    loss = algorithm.loss(model, make_batch([1.0, 0.5]), PROGRESS)
+    loss = algorithm.loss(model, make_batch([1.0, 0.5]), {})
     rows, divergences = [], []
     for state_action, returns, discount in ((LEARNT[0][0], 0.5, 0.5), (LEARNT[0][1], -1.0, 0.0)):
         target = project_by_loop(np.array(TARGET[1][best]), returns, discount, SUPPORT.numpy())
@@ -128,7 +127,7 @@ def test_a_perfect_prediction_has_the_smallest_priority_and_no_gradient() -> Non
     algorithm = C51(C51Config(), model, rollout_steps=32)
     batch = make_batch([1.0, 1.0])
     batch.returns, batch.next_discount = torch.zeros(2), torch.ones(2)
-    loss = algorithm.loss(model, batch, PROGRESS)
+    loss = algorithm.loss(model, batch, {})
     loss.total.backward()
     assert loss.priorities is not None and loss.priorities.tolist() == pytest.approx([1e-6, 1e-6], abs=1e-6)
     assert model.logits.grad is not None and model.logits.grad.abs().max() < 1e-6
@@ -142,7 +141,7 @@ def test_a_hopeless_prediction_stays_finite() -> None:
     algorithm = C51(C51Config(), model, rollout_steps=32)
     batch = make_batch([1.0, 1.0])
     batch.returns, batch.next_discount = torch.ones(2), torch.zeros(2)
-    loss = algorithm.loss(model, batch, PROGRESS)
+    loss = algorithm.loss(model, batch, {})
     loss.total.backward()
     assert loss.priorities is not None and loss.priorities[0].item() == pytest.approx(200.7, abs=0.1)
     assert model.logits.grad is not None and model.logits.grad[0, 0, 2].item() == pytest.approx(-0.5, abs=1e-4)
@@ -175,7 +174,7 @@ def test_one_state_converges_to_its_distribution() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     for _ in range(200):
         optimizer.zero_grad()
-        algorithm.loss(model, batch, PROGRESS).total.backward()
+        algorithm.loss(model, batch, {}).total.backward()
         optimizer.step()
     learnt = model.log_probabilities(batch.stacks[:1], batch.history[:1]).exp()[0, 0]
     assert learnt.tolist() == pytest.approx([0.5, 0.0, 0.5], abs=0.01)

@@ -18,7 +18,6 @@ from phalanx.runtime.device import Compute
 from phalanx.types import EnvSpec, Progress, ReplayBatch, Rollout
 
 CPU = Compute(torch.device("cpu"))
-PROGRESS = Progress(steps=1000)
 
 
 class Table(nn.Module):
@@ -61,7 +60,7 @@ def test_loss_in_closed_form(double: bool, bootstrap: float) -> None:
     values, target = [[0.5, 1.0], [9.0, 2.0]], [[0.0, 0.0], [3.0, 5.0]]
     algorithm, model = make_dqn(values, target, double=double, huber=1.0)
     batch = batch_of([0, 0], [0, 1], [0.4, 0.7], [1, 1], [0.1, 0.0], [1.0, 0.5])
-    loss = algorithm.loss(model, batch, PROGRESS)
+    loss = algorithm.loss(model, batch, {})
     first = 0.4 + 0.1 * bootstrap - 0.5  # below 1: quadratic
     second = 0.7 - 1.0  # terminated: no bootstrap
     assert loss.total.item() == pytest.approx((0.5 * first**2 + 0.5 * 0.5 * second**2) / 2)
@@ -75,7 +74,7 @@ def test_loss_in_closed_form(double: bool, bootstrap: float) -> None:
 
 def test_large_errors_count_linearly_and_their_priority_is_clipped() -> None:
     algorithm, model = make_dqn([[0.0, 0.0]], [[0.0, 0.0]], huber=2.0)
-    loss = algorithm.loss(model, batch_of([0, 0], [0, 1], [10.0, 0.0], [0, 0], [0.0, 0.0], [1.0, 1.0]), PROGRESS)
+    loss = algorithm.loss(model, batch_of([0, 0], [0, 1], [10.0, 0.0], [0, 0], [0.0, 0.0], [1.0, 1.0]), {})
     assert loss.total.item() == pytest.approx(2.0 * (10.0 - 1.0) / 2)
     assert loss.priorities is not None
     assert loss.priorities.tolist() == pytest.approx([2.0, 1e-6])
@@ -194,7 +193,7 @@ def test_it_learns_the_corridor(flags: dict[str, bool]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
     progress = Progress(steps=400)
     for batch in algorithm.batches(memory, progress, torch.Generator().manual_seed(0)):
-        loss = algorithm.loss(model, batch, progress)
+        loss = algorithm.loss(model, batch, {})
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()
@@ -260,6 +259,14 @@ def test_models_give_one_value_per_action_and_ignore_old_frames(config: DQNConfi
     assert not torch.equal(model(stacks, history)[1], q[1])
 
 
+ALL = slice(None)
+
+
+def begun(policy: EpsilonGreedyPolicy, steps: int = 0) -> EpsilonGreedyPolicy:
+    policy.begin(Progress(steps=steps))
+    return policy
+
+
 def policy_of(epsilon: float, spread: float = 0.0, environments: int = 1) -> EpsilonGreedyPolicy:
     model = Table([[0.0, 3.0, 1.0, 2.0]])
     return EpsilonGreedyPolicy(model, CPU, Schedule(epsilon, epsilon, 0), spread, environments)
@@ -271,7 +278,7 @@ def states(count: int) -> tuple[Tensor, Tensor]:
 
 def test_noise_below_epsilon_is_spread_evenly_over_the_actions() -> None:
     noise = torch.tensor([0.0, 0.09, 0.1, 0.19, 0.2, 0.29, 0.3, 0.3999, 0.4, 0.41, 0.999])
-    output = policy_of(0.4).act(*states(11), noise, Progress())
+    output = begun(policy_of(0.4)).act(*states(11), noise, ALL)
     assert output.action.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 1, 1, 1]
     assert output.value.tolist() == [3.0] * 11
     assert output.log_prob.tolist() == [0.0] * 11
@@ -288,25 +295,23 @@ def test_random_actions_are_uniform_for_any_epsilon() -> None:
 def test_without_epsilon_every_action_is_greedy() -> None:
     noise = torch.rand(100, generator=torch.Generator().manual_seed(0))
     noise[0] = 0.0
-    assert policy_of(0.0).act(*states(100), noise, Progress()).action.unique().tolist() == [1]
+    assert begun(policy_of(0.0)).act(*states(100), noise, ALL).action.unique().tolist() == [1]
 
 
 def test_epsilon_follows_its_schedule_but_not_in_evaluation() -> None:
     model, noise = Table([[0.0, 1.0]]), torch.tensor([0.2])
     policy = EpsilonGreedyPolicy(model, CPU, Schedule(1.0, 0.0, 100))
-    assert policy.act(*states(1), noise, Progress(steps=0)).action.tolist() == [0]
-    assert policy.act(*states(1), noise, Progress(steps=90)).action.tolist() == [1]
+    assert begun(policy, 0).act(*states(1), noise, ALL).action.tolist() == [0]
+    assert begun(policy, 90).act(*states(1), noise, ALL).action.tolist() == [1]
     judged = EpsilonGreedyPolicy.evaluation(model, CPU, 0.05)
-    assert judged.act(*states(1), noise, Progress(steps=0)).action.tolist() == [1]
-    assert judged.act(*states(1), torch.tensor([0.01]), Progress(steps=0)).action.tolist() == [0]
+    assert begun(judged).act(*states(1), noise, ALL).action.tolist() == [1]
+    assert begun(judged).act(*states(1), torch.tensor([0.01]), ALL).action.tolist() == [0]
 
 
 def test_spread_gives_each_environment_its_own_epsilon() -> None:
     """Of three environments the epsilons are .5, .5 ** 2 and .5 ** 3."""
     policy = policy_of(0.5, spread=2.0, environments=3)
-    act = [policy.act(*states(3), torch.full((3,), noise), Progress()).action.tolist() for noise in (0.49, 0.24, 0.12)]
+    act = [begun(policy).act(*states(3), torch.full((3,), noise), ALL).action.tolist() for noise in (0.49, 0.24, 0.12)]
     assert act == [[3, 1, 1], [1, 3, 1], [0, 1, 3]]
-    part = policy.act(*states(2), torch.full((2,), 0.24), Progress(), rows=slice(1, 3))
+    part = begun(policy).act(*states(2), torch.full((2,), 0.24), slice(1, 3))
     assert part.action.tolist() == [3, 1]
-    with pytest.raises(ValueError, match="pass their rows"):
-        policy.act(*states(2), torch.zeros(2), Progress())

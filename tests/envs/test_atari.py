@@ -161,6 +161,19 @@ def test_fire_is_pressed_after_a_lost_life(episodic: bool) -> None:
     assert env.state()["lives"] == 4
 
 
+@pytest.mark.parametrize(("lives", "lost"), [([3, 3], False), ([2, 3], True), ([0, 0], False), ([4, 3], True)])
+def test_a_life_is_lost_only_while_one_is_left(lives: list[int], lost: bool) -> None:
+    """Some games show no lives for a while before they are over; a life won and lost again is a lost one."""
+    env = make(game="breakout", episodic_life=True)
+    record(env)
+    frame = frame_of(env)
+    script = iter([3, *lives, *lives])
+    env._ale.lives = lambda: next(script)
+    env.reset(frame)
+    outcome = env.step(0, frame)
+    assert outcome.terminated == lost and math.isnan(outcome.score)
+
+
 def test_score_is_the_raw_sum_over_all_lives() -> None:
     env = make(game="space_invaders", episodic_life=True, reward="sign", seed=5)
     raw = make(game="space_invaders", episodic_life=True, reward="raw", seed=5)
@@ -279,6 +292,21 @@ def test_restored_environment_goes_on_exactly() -> None:
             assert np.array_equal(frame, other_frame)
             assert repr(outcome) == repr(other_outcome)
     assert restored_at_ends >= 2
+
+
+def test_restored_environment_repeats_the_right_action() -> None:
+    env, other = make(game="pong", sticky=0.9), make(game="pong", sticky=0.9, seed=1)
+    actions, other_actions, frame = record(env), record(other), frame_of(env)
+    env.reset(frame)
+    for step in range(20):
+        env.step(2 + step // 10, frame)
+        other.restore(env.state())
+        actions.clear()
+        other_actions.clear()
+        env.step(0, frame)
+        other.step(0, frame)
+        assert actions == other_actions
+    assert Action.LEFT in actions
 
 
 def test_state_after_a_lost_life_holds_the_frame() -> None:

@@ -1,0 +1,102 @@
+"""The learner of a GPU: loss, backward, clip and rule of a batch as one CUDA graph with static buffers.
+
+It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; learning rate and scheduled
+numbers live on the device, so a captured update stays valid while they move. Nothing waits for the device: an update
+that is not finite leaves the parameters as they were, and `check` reports it at the end of the iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.learner import Learner, not_finite
+from phalanx.parameters.local import LocalStore
+from phalanx.sampling.captured import capture
+from phalanx.types import Progress
+
+
+class CapturedUpdate:
+    """One graph and the buffers it reads and writes."""
+
+    def __init__(self, learner: CapturedLearner, batch: Any) -> None:
+        self.batch = batch.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+        self.priorities: Tensor | None = None
+        before = learner.snapshot()
+        self.graph = capture(lambda: self._work(learner), lambda: learner.put_back(before))
+        learner.put_back(before)
+
+    def _work(self, learner: CapturedLearner) -> None:
+        loss, norm = learner.gradient(self.batch, learner.scalars)
+        total = loss.total.detach()
+        finite = torch.isfinite(total + norm)
+        learner.parameters.grad.copy_(torch.where(finite, learner.parameters.grad, 0.0))
+        learner.store.apply(learner.parameters.grad, learner.rate * finite)
+        logged = {**loss.metrics, "loss/total": total, "loss/gradient_norm": norm}
+        learner.names = list(logged)
+        learner.sums[: len(logged)] += torch.stack([value.float() for value in logged.values()])
+        learner.bad += ~finite
+        self.priorities = loss.priorities
+
+    def run(self, batch: Any) -> Tensor | None:
+        for name in (f.name for f in fields(batch)):
+            getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
+        self.graph.replay()
+        return self.priorities
+
+
+class CapturedLearner(Learner):
+    """Learner whose update is a graph launch."""
+
+    store: LocalStore
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        device = self.compute.device
+        self.graphs: dict[tuple[Any, ...], CapturedUpdate] = {}
+        self.rate = torch.zeros((), device=device)
+        self.scalars = {name: torch.zeros((), device=device) for name in self.algorithm.scalars(Progress())}
+        self.names: list[str] = []
+        self.sums = torch.zeros(32, device=device)
+        self.count = 0
+        self.bad = torch.zeros((), device=device)  # updates that were not finite
+        self.last: CapturedUpdate
+
+    def update(self, batch: Any, progress: Progress) -> Tensor | None:
+        self.rate.fill_(self.learning_rate(progress))
+        for name, value in self.algorithm.scalars(progress).items():
+            self.scalars[name].fill_(value)
+        key = tuple(getattr(batch, f.name).shape for f in fields(batch))
+        if key not in self.graphs:
+            self.graphs[key] = CapturedUpdate(self, batch)
+        self.last = self.graphs[key]
+        priorities = self.last.run(batch)
+        self.store.version += 1
+        progress.version = self.store.version
+        self.count += 1
+        return priorities
+
+    def snapshot(self) -> list[Tensor]:
+        """Everything an update changes."""
+        return [tensor.clone() for tensor in self._changed()]
+
+    def put_back(self, snapshot: list[Tensor]) -> None:
+        for tensor, value in zip(self._changed(), snapshot, strict=True):
+            tensor.copy_(value)
+
+    def _changed(self) -> list[Tensor]:
+        return [self.parameters.flat, *self.store.rule_state.values(), self.sums, self.bad]
+
+    def take_metrics(self) -> dict[str, float]:
+        means = (self.sums / max(self.count, 1)).tolist()
+        self.sums.zero_()
+        count, self.count = self.count, 0
+        return dict(zip(self.names, means, strict=False)) if count else {}
+
+    def check(self, progress: Progress) -> None:
+        """Was every update finite? Waits for the device."""
+        if bool(self.bad):
+            raise not_finite(float("nan"), float("nan"), progress, self.last.batch)

@@ -1,0 +1,135 @@
+"""The collector of a GPU: the same rollout as `Collector`, with each group's work captured as CUDA graphs.
+
+    recv(g) -> [receive: page-locked step buffer -> frames, history, outcome] -> [act: network -> action] -> send(g)
+
+The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
+writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.sampling.collector import Collector
+from phalanx.sampling.processes import ProcessEnvs
+from phalanx.types import EnvStep
+
+WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
+
+
+class CapturedCollector(Collector):
+    """Collector whose receive, act and bootstrap are one graph launch each."""
+
+    envs: ProcessEnvs
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        exchange = self.envs.exchange
+        lock_pages(exchange.memory_array)
+        groups = self.envs.groups
+        self.step = [torch_step(exchange.step[rows]) for rows in groups]
+        self.published = [torch.from_numpy(exchange.action[rows]) for rows in groups]
+        self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
+        self.depth = torch.arange(self.stack, device=self.device)
+        self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self.arrived = torch.cuda.Event(blocking=True)
+
+    def close(self) -> None:
+        unlock_pages(self.envs.exchange.memory_array)
+
+    def _carry_over(self) -> None:
+        super()._carry_over()
+        for t in self.t:
+            t.zero_()
+
+    def _write(self, group: int, t: int, step: EnvStep) -> None:
+        if t == 0:
+            super()._write(group, t, step)
+        else:
+            self._run("receive", group, lambda: self._captured_write(group))
+
+    def _act(self, group: int, t: int) -> np.ndarray:
+        self._run("act", group, lambda: self._captured_act(group))
+        self.arrived.record()
+        self.arrived.synchronize()
+        return self.envs.exchange.action[self.envs.groups[group]]
+
+    def _bootstrap(self, group: int) -> None:
+        self._run("bootstrap", group, lambda: self._captured_bootstrap(group))
+
+    def _captured_write(self, group: int) -> None:
+        rollout, rows, step, t = self.rollout, self.envs.groups[group], self.step[group], self.t[group]
+        frame = self.decode(step["observation"].to(self.device, non_blocking=True))
+        first = step["first"].to(self.device, non_blocking=True)
+        longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
+        for name in ("reward", "terminated", "truncated", "cut"):
+            value = step[name].to(self.device, non_blocking=True)
+            getattr(rollout, name)[:, rows].index_copy_(0, t, value[None])
+        t.add_(1)
+        rollout.frames[:, rows].index_copy_(0, t + (self.stack - 1), frame[None])
+        rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(first, 1)[None])
+
+    def _captured_act(self, group: int) -> None:
+        rollout, rows, t = self.rollout, self.envs.groups[group], self.t[group]
+        noise = self.noise[:, rows].index_select(0, t)[0]
+        output = self.policy.act(*self._seen(group), noise, rows)
+        self.published[group].copy_(output.action, non_blocking=True)
+        rollout.action[:, rows].index_copy_(0, t, output.action[None])
+        rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
+        rollout.value[:, rows].index_copy_(0, t, output.value[None])
+
+    def _captured_bootstrap(self, group: int) -> None:
+        rows, t = self.envs.groups[group], self.t[group]
+        self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
+
+    def _seen(self, group: int) -> tuple[Tensor, Tensor]:
+        """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
+        rows, t = self.envs.groups[group], self.t[group]
+        stacks = self.rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
+        return stacks, self.rollout.history[:, rows].index_select(0, t)[0]
+
+    def _run(self, name: str, group: int, work: Callable[[], None]) -> None:
+        """Replay a graph; capture it at its first use. Captured work may run twice before: it must not count."""
+        graph = self.graphs.get((name, group))
+        if graph is None:
+            t = self.t[group].clone()
+            graph = capture(work, lambda: self.t[group].copy_(t))
+            self.graphs[name, group] = graph
+        graph.replay()
+
+
+def capture(work: Callable[[], None], undo: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            work()
+            undo()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def lock_pages(memory: np.ndarray) -> None:
+    """Lock shared memory into place, so that the GPU reads and writes it directly."""
+    code = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    if int(code) != 0:
+        raise RuntimeError(f"cannot lock {memory.nbytes / 2**20:.0f} MiB of shared memory (CUDA error {int(code)})")
+
+
+def unlock_pages(memory: np.ndarray) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+
+def torch_step(step: EnvStep) -> dict[str, Tensor]:
+    """The arrays of a step as tensors over the same memory."""
+    return {name: torch.from_numpy(array) for name, array in vars(step).items()}
