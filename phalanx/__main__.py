@@ -26,6 +26,9 @@ USAGE = """usage: phalanx COMMAND ...
   --debug                   show the whole traceback of an error
   train PRESET --help       every flag of a preset"""
 
+KEPT = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
+"""Values that a resumed run cannot change."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code. Errors that are the user's to fix are one line, without a traceback."""
@@ -53,22 +56,24 @@ def train(arguments: list[str]) -> int:
     from phalanx.registry import topology
     from phalanx.session import Session, new_directory, run_checkpoints
 
-    check_environment(experiment)
+    check_pieces(experiment)
     directory = new_directory(experiment)
     return Session(experiment, directory, run_checkpoints(experiment, directory, warn)).run(topology(experiment))
 
 
 def resume(arguments: list[str]) -> int:
     directory, flags = run_directory("resume", arguments)
-    from phalanx.config import load
+    from phalanx.config import difference, load
     from phalanx.registry import topology
     from phalanx.session import Session, run_checkpoints
 
-    experiment = parse_flags("phalanx resume RUN_DIR", load(directory / "config.json"), flags).validate()
+    saved = load(directory / "config.json")
+    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
+    for name, (old, _) in difference(experiment, saved).items():
+        if name.startswith(KEPT):
+            raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
     checkpoints = run_checkpoints(experiment, directory, warn)
     loaded = checkpoints.load()
-    if flags:
-        experiment.save(directory / "config.json")
     return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
 
 
@@ -108,7 +113,7 @@ def play(arguments: list[str]) -> int:
     from phalanx.logs.video import write_video
     from phalanx.sampling.evaluator import evaluate
 
-    if options.video.suffix.lower() not in ('.mp4', '.gif'):
+    if options.video.suffix.lower() not in (".mp4", ".gif"):
         raise UserError(f"cannot write a video to {options.video}; give a name that ends in .mp4 or .gif")
     config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
     pictures: list[object] = []
@@ -225,11 +230,16 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
     return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
 
 
-def check_environment(experiment: Experiment) -> None:
-    """Make one environment, so that an unknown game fails before a run directory exists."""
-    from phalanx.registry import MakeEnv
+def check_pieces(experiment: Experiment) -> None:
+    """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists."""
+    from phalanx.registry import MakeEnv, make_network
+    from phalanx.runtime.device import choose_compute
+    from phalanx.sampling.placement import place
 
-    MakeEnv(experiment.env, experiment.run.seed)(0).close()
+    place(experiment, choose_compute(experiment.run))
+    env = MakeEnv(experiment.env, experiment.run.seed)(0)
+    make_network(experiment, env.spec)
+    env.close()
 
 
 def positive(value: int, name: str) -> int:

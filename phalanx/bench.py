@@ -186,6 +186,11 @@ def inference_speed(experiment: Experiment, seconds: float) -> float:
 
 def emulator_speed(game: str, processes: int, emulators: int, seconds: float) -> float:
     """Steps per second of bare emulators in so many processes."""
+    return sum(emulator_speeds(game, processes, emulators, seconds))
+
+
+def emulator_speeds(game: str, processes: int, emulators: int, seconds: float) -> list[float]:
+    """The same by process."""
     from phalanx.runtime.affinity import core_list
 
     cores = core_list()
@@ -205,7 +210,7 @@ def emulator_speed(game: str, processes: int, emulators: int, seconds: float) ->
         assert process.stdin is not None
         process.stdin.write(b"go\n")
         process.stdin.flush()
-    return sum(float(process.communicate(timeout=seconds + 60)[0]) for process in started)
+    return [float(process.communicate(timeout=seconds + 60)[0]) for process in started]
 
 
 def emulator_process(game: str, emulators: int, seconds: float) -> int:

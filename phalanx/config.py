@@ -10,9 +10,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from phalanx.errors import UserError, unknown
+from phalanx.errors import RunError, UserError, unknown
 
 Clock = Literal["steps", "updates", "episodes"]
 
@@ -205,7 +205,8 @@ class DQNConfig:
     """Write the memory into checkpoints: resuming is then exact, at the price of disk space."""
 
     def updates_per_rollout(self, rollout_steps: int) -> float:
-        return self.intensity * rollout_steps / self.batch_size
+        # rounded, so that an intensity such as 0.333333333 can mean a third
+        return round(self.intensity * rollout_steps / self.batch_size, 3)
 
 
 @dataclass(frozen=True)
@@ -371,12 +372,15 @@ class Experiment:
 
     def validate(self) -> Experiment:
         """Itself, or a UserError that says which values do not fit together."""
-        for check in (_positive_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
+        for check in (_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
             check(self)
         return self
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        try:
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {path} ({error.strerror}); make room there and start again") from None
 
 
 def load(path: Path) -> Experiment:
@@ -385,26 +389,36 @@ def load(path: Path) -> Experiment:
         raise UserError(f"{path} does not exist; give the directory of a run (the one that holds config.json)")
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
-    return build(Experiment, values)
+    return _typed(Experiment, values, str(path))
 
 
 def build(kind: Any, values: dict[str, Any], where: str = "") -> Any:
     """A dataclass of `kind` (or of the member of a union whose fields fit) from plain values."""
     members = get_args(kind) or (kind,)
-    matching = [m for m in members if set(values) <= {f.name for f in dataclasses.fields(m)} and _literal_fits(m, values)]
+    known = {member: {f.name for f in dataclasses.fields(member)} for member in members}
+    matching = [member for member in members if set(values) <= known[member] and _literal_fits(member, values)]
     if not matching:
-        names = {f.name for m in members for f in dataclasses.fields(m)}
-        stranger = next((key for key in values if key not in names), next(iter(values), ""))
+        names = set().union(*known.values())
+        stranger = next((key for key in values if key not in names), None)
+        if stranger is None:
+            raise UserError(f"the values of {where.removesuffix('.')} belong to no one kind of it: {values}")
         raise unknown("configuration key", f"{where}{stranger}", [where + n for n in names])
-    member = max(matching, key=lambda m: len(set(values) & {f.name for f in dataclasses.fields(m)}))
+    member = min(matching, key=lambda member: len(known[member]))
     hints = get_type_hints(member)
-    made = {
-        key: build(hints[key], value, f"{where}{key}.") if isinstance(value, dict) else value
-        for key, value in values.items()
-    }
-    return member(**made)
+    return member(**{key: _typed(hints[key], value, where + key) for key, value in values.items()})
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """A value of the configuration, built or checked as its type wants."""
+    if dataclasses.is_dataclass(hint) or any(dataclasses.is_dataclass(member) for member in get_args(hint)):
+        if not isinstance(value, dict):
+            raise UserError(f"{name} must be an object with named values, not {value!r}")
+        return build(hint, value, "" if hint is Experiment else f"{name}.")
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise unknown(f"value of {name}", str(value), get_args(hint))
+    return value
 
 
 def _literal_fits(kind: Any, values: dict[str, Any]) -> bool:
@@ -431,20 +445,29 @@ def _require(condition: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
-def _positive_numbers(experiment: Experiment) -> None:
-    for name, value in [
-        ("sampler.environments", experiment.sampler.environments),
-        ("sampler.horizon", experiment.sampler.horizon),
-        ("sampler.groups", experiment.sampler.groups),
-        ("env.stack", experiment.env.stack),
-        ("run.steps", experiment.run.steps),
-        ("sampler.step_timeout", experiment.sampler.step_timeout),
-        ("run.log_every", experiment.run.log_every),
-        ("run.keep_checkpoints", experiment.run.keep_checkpoints),
-        ("optimizer.learning_rate", experiment.optimizer.learning_rate),
-    ]:
-        _require(value > 0, f"{name} is {value}, but must be greater than 0")
+POSITIVE = (
+    *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),
+    *("env.stack", "env.skip", "env.length", "optimizer.learning_rate", "optimizer.clip_norm"),
+    *("algorithm.epochs", "algorithm.minibatches", "algorithm.batch_size", "algorithm.n_step"),
+    *("algorithm.target_every", "algorithm.intensity"),
+    *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
+)
+NOT_NEGATIVE = (
+    *("sampler.workers", "sampler.decorrelation", "sampler.max_deaths", "env.max_steps", "model.hidden"),
+    *("optimizer.schedule_length", "algorithm.learning_starts"),
+    *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
+)
+
+
+def _numbers(experiment: Experiment) -> None:
+    values = _flat(dataclasses.asdict(experiment))
+    for name in POSITIVE:
+        _require(values.get(name, 1) > 0, f"{name} is {values.get(name)}, but must be greater than 0")
+    for name in NOT_NEGATIVE:
+        _require(values.get(name, 0) >= 0, f"{name} is {values.get(name)}, but must not be negative")
+    _require(experiment.env.stack < 256, f"env.stack is {experiment.env.stack}, but at most 255 frames can be stacked")
     _require(0 < experiment.algorithm.discount <= 1, "algorithm.discount must lie in (0, 1]")
+    _require(0 <= values.get("algorithm.gae_lambda", 1) <= 1, "algorithm.gae_lambda must lie in [0, 1]")
 
 
 def _atari(experiment: Experiment) -> None:
@@ -475,18 +498,21 @@ def _algorithm(experiment: Experiment) -> None:
             f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
             f"choose a divisor of {rows}, such as {_nearest_divisor(rows, algorithm.minibatches)}",
         )
+    if isinstance(algorithm, C51Config):
+        _require(algorithm.atoms > 1, f"algorithm.atoms is {algorithm.atoms}, but a grid needs at least 2 points")
+        _require(algorithm.v_min < algorithm.v_max, "algorithm.v_min must be less than algorithm.v_max")
     if isinstance(algorithm, DQNConfig):
         _replay(algorithm, rows, experiment.sampler.environments)
 
 
 def _replay(algorithm: DQNConfig, rows: int, environments: int) -> None:
     updates = algorithm.updates_per_rollout(rows)
+    whole = sorted({max(1, int(updates)), int(updates) + 1})
     _require(
         updates >= 1 and updates == int(updates),
         f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
         f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
-        f"{max(1, int(updates)) * algorithm.batch_size / rows:g} and "
-        f"{(int(updates) + 1) * algorithm.batch_size / rows:g}",
+        f"{' and '.join(f'{count * algorithm.batch_size / rows:.9g}' for count in whole)}",
     )
     _require(
         algorithm.replay_size // environments > algorithm.n_step + 8,

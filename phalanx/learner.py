@@ -73,7 +73,9 @@ class Learner:
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
         """One gradient step; new priorities of the batch's rows, if the algorithm has any."""
-        scalars = {name: torch.tensor(value) for name, value in self.algorithm.scalars(progress).items()}
+        device = self.compute.device
+        values = self.algorithm.scalars(progress)
+        scalars = {name: torch.tensor(value, device=device) for name, value in values.items()}
         loss, norm = self.gradient(batch, scalars)
         if not bool(torch.isfinite(loss.total.detach() + norm)):
             raise not_finite(float(loss.total.detach()), float(norm), progress, batch)

@@ -6,6 +6,8 @@ from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import DQNConfig, Experiment, PPOConfig, difference
 from phalanx.presets import PRESETS
 from phalanx.registry import MakeEnv, make_network
+from phalanx.replay.indexing import index_bytes
+from phalanx.replay.storage import storage_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
@@ -17,8 +19,11 @@ def describe(experiment: Experiment) -> str:
     """Every line of the plan."""
     spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
     lines = [
-        ("preset", f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
-                   f"{experiment.topology.name}, {experiment.env.name}"),
+        (
+            "preset",
+            f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
+            f"{experiment.topology.name}, {experiment.env.name}",
+        ),
         *_machine(experiment),
         *_batches(experiment),
         *_memory(experiment, spec),
@@ -50,10 +55,15 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
         learning = f"1 update of {rows}"
     rate = learning_rate_schedule(experiment)
     return [
-        ("rollout", f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
-                    f"{sampler.groups} group(s), inference batches of {per_act}"),
-        ("learning", f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> "
-                     f"{rate.final:g}"),
+        (
+            "rollout",
+            f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
+            f"{sampler.groups} group(s), inference batches of {per_act}",
+        ),
+        (
+            "learning",
+            f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> {rate.final:g}",
+        ),
         ("budget", f"{experiment.run.steps:,} steps = {-(-experiment.run.steps // rows):,} rollouts"),
     ]
 
@@ -62,10 +72,18 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     model = make_network(experiment, spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
+    replay = 0
+    if isinstance(experiment.algorithm, DQNConfig):
+        rows = experiment.algorithm.replay_size
+        replay = storage_bytes(spec, experiment.sampler.environments, rows)
+        replay += index_bytes(rows, experiment.algorithm.prioritized)
     return [
         ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
-        ("memory", f"rollout {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
-                   f"{4 * parameters * 4 / 2**20:.1f} MiB"),
+        (
+            "memory",
+            f"rollout {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
+            f"{4 * parameters * 4 / 2**20:.1f} MiB" + (f", replay {replay / 2**20:,.1f} MiB" if replay else ""),
+        ),
     ]
 
 

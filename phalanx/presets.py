@@ -94,22 +94,24 @@ def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float
 
 C51 = C51Config(epsilon_final=0.01, epsilon_eval=0.001)
 
-GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="mlp"), run=RunConfig(steps=500_000))
+GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="mlp"), run=RunConfig(steps=500_000, threads=1))
+
+A2C_VECTOR = A2CConfig(gae_lambda=0.95, value_coef=0.5, entropy_coef=0.0)
 
 A2C_GYM = dataclasses.replace(
     GYM,
-    algorithm=A2CConfig(gae_lambda=0.95, value_coef=0.5, entropy_coef=0.0),
+    algorithm=A2C_VECTOR,
     optimizer=OptimizerConfig(rule="adam", learning_rate=2e-3),
     sampler=SamplerConfig(environments=8, horizon=16),
 )
 
 PPO_GYM = dataclasses.replace(
     GYM,
-    algorithm=PPOConfig(clip=0.2, epochs=10, minibatches=4, entropy_coef=0.0),
+    algorithm=PPOConfig(clip=0.2, epochs=10, minibatches=8, entropy_coef=0.0),
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, final_learning_rate=0.0),
-    sampler=SamplerConfig(environments=8, horizon=64),
+    sampler=SamplerConfig(environments=8, horizon=128),
+    run=RunConfig(steps=200_000, threads=1),
 )
-
 
 DQN_GYM = dataclasses.replace(
     GYM,
@@ -133,14 +135,24 @@ C51_GYM = dataclasses.replace(
     algorithm=C51Config(**{**vars(DQN_GYM.algorithm), "atoms": 51, "v_min": 0.0, "v_max": 100.0}),
 )
 
+PPO_CATCH = PPOConfig(clip=0.2, entropy_coef=0.0)
+
 
 def _catch_q(base: Experiment, **flags: Any) -> Experiment:
-    algorithm = dataclasses.replace(base.algorithm, learning_starts=500, epsilon_length=4_000, target_every=200, **flags)
-    return dataclasses.replace(base, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000))
+    changes = {"learning_starts": 500, "epsilon_length": 4_000, "target_every": 200, **flags}
+    algorithm = dataclasses.replace(base.algorithm, **changes)
+    return dataclasses.replace(base, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000, threads=1))
 
 
-def _catch(base: Experiment) -> Experiment:
-    return dataclasses.replace(base, env=ToyConfig(), run=RunConfig(steps=60_000))
+def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int) -> Experiment:
+    return dataclasses.replace(
+        GYM,
+        env=ToyConfig(),
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(rule="adam", learning_rate=learning_rate),
+        sampler=SamplerConfig(environments=8, horizon=horizon),
+        run=RunConfig(steps=40_000, threads=1),
+    )
 
 
 PRESETS: dict[str, tuple[str, Experiment]] = {
@@ -166,8 +178,8 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "ppo-gym": ("PPO with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
     "dqn-gym": ("Double DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
     "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
-    "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_GYM)),
-    "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_GYM)),
+    "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_VECTOR, 5e-3, 16)),
+    "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_CATCH, 3e-3, 64)),
     "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_GYM)),
     "c51-catch": ("Categorical DQN on Catch", _catch_q(C51_GYM, v_min=-2.0, v_max=2.0)),
     "eps-rainbow-catch": (

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from phalanx.config import Experiment
@@ -67,8 +68,7 @@ class Session:
             self.stop_reason = f"stopped by {signal.Signals(self.signal or signal.SIGTERM).name}"
             self._finish(with_envs=False)
         except NotFinite as error:
-            path = self._save_evidence(error)
-            raise NotFinite(f"{error}; the batch is in {path}, the last good parameters are kept", None) from None
+            raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
         except RunError:
             with contextlib.suppress(RunError):  # a full disk must not hide the reason
                 self.checkpoint(with_envs=False)
@@ -88,6 +88,7 @@ class Session:
             self.scores.restore(self.loaded.state["scores"])
             self.time_before = self.loaded.state["time_s"]
             self.logger.rewind(replica.progress.steps)
+            self.experiment.save(self.directory / "config.json")  # flags may have changed it
         now = time.perf_counter()
         self.last_record = (now, replica.progress.steps)
         self.last_checkpoint = (now, replica.progress.updates)
@@ -171,6 +172,8 @@ class Session:
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             topology(self.experiment, self)
+        except Interrupted:
+            pass  # before the first step, or a second signal: nothing more can be kept
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in handlers.items():
@@ -199,14 +202,20 @@ class Session:
             ]
         )
 
-    def _save_evidence(self, error: NotFinite) -> Path:
-        """The batch that was not finite, and a checkpoint of the parameters before it."""
+    def _save_evidence(self, error: NotFinite) -> str:
+        """Keep the batch that was not finite, and a checkpoint of the parameters before it; what was kept, in words."""
         path = self.directory / "not-finite.safetensors"
         tensors = {name: value for name, value in vars(error.batch).items() if isinstance(value, torch.Tensor)}
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
-        if all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
+        try:
+            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+            batch = f"the batch is in {path}"
+        except (OSError, SafetensorError) as failure:
+            batch = f"the batch could not be kept ({failure})"
+        if not all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
+            return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
+        with contextlib.suppress(RunError):  # a full disk must not hide the reason
             self.checkpoint(with_envs=False)
-        return path
+        return f"{batch}, the last good parameters are kept"
 
     def _evaluate(self) -> None:
         run, replica = self.experiment.run, self.replica
@@ -244,16 +253,19 @@ class Session:
 def new_directory(experiment: Experiment) -> Path:
     """A fresh run directory; an existing one is refused, never overwritten."""
     run = experiment.run
-    name = run.name or f"{experiment.preset}-{experiment.env.name.replace('/', '-')}-{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = Path(run.directory) / name
+    environment = experiment.env.name.replace("/", "-")
+    directory = Path(run.directory) / (
+        run.name or f"{experiment.preset}-{environment}-{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
         raise UserError(
-            f"run {directory} exists already; choose another --run.name, or continue it with: phalanx resume {directory}"
+            f"run {directory} exists already; choose another --run.name, or continue it: phalanx resume {directory}"
         ) from None
     except OSError as error:
-        raise UserError(f"cannot make the run directory {directory}: {error.strerror}; choose --run.directory") from None
+        reason = error.strerror
+        raise UserError(f"cannot make the run directory {directory}: {reason}; choose --run.directory") from None
     experiment.save(directory / "config.json")
     return directory
 

@@ -155,7 +155,7 @@ class AtariEnv:
         self._ale = emulator(config.game)
         rows, depth = self._ale.getScreenDims()[0], 2 if config.max_pool else 1
         ready = _make_screen(config, rows, self._pool.palette)
-        self._screen = RawScreen(rows, depth) if raw else ready
+        self._screen = RawScreen(rows, depth, config.frame == "104x80") if raw else ready
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
         minimal = self._ale.getMinimalActionSet()
         self._actions = self._ale.getLegalActionSet() if config.full_actions else minimal
@@ -164,9 +164,11 @@ class AtariEnv:
         self._watch_lives = config.episodic_life or bool(self._presses)
         self._shape_reward = REWARDS[config.reward]
         self._given = None if starts is None else self._given_starts(starts)
-        self._lives = self._score = self._steps = self._newest = 0
+        self._lives = self._score = self._steps = 0
         self._last_action = Action.NOOP
         self._goes_on = False  # the next reset follows a lost life and continues the game
+        self._kept: np.ndarray | None = None  # the screens of the step that lost it
+        self._shown: np.ndarray | None = None  # the screen of a restored state, which the emulator does not keep
         self._next = self._draw_start()
         skip = (config.skip_min + config.skip) // 2
         spec = EnvSpec(ready.shape, np.dtype(np.uint8), len(self._actions), skip)
@@ -175,10 +177,11 @@ class AtariEnv:
     def reset(self, frame: np.ndarray) -> None:
         """Begin a game, or go on with it after a lost life, and write the frame."""
         if self._goes_on:
+            np.copyto(self._screen.screens, self._kept)
             self._press_start()
         if not self._goes_on or self._ale.game_over():
             self._begin_game()
-        self._goes_on = False
+        self._goes_on, self._kept = False, None
         self._screen.write(frame)
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
@@ -198,6 +201,7 @@ class AtariEnv:
         ended = over or self._steps == config.max_steps
         terminated = over or (life_lost and config.episodic_life)
         self._goes_on = terminated and not ended
+        self._kept = self._screen.screens.copy() if self._goes_on else None
         score = float(self._score) if ended else math.nan
         return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
 
@@ -207,15 +211,15 @@ class AtariEnv:
             self._pool.get(*self._next)
 
     def render(self) -> np.ndarray:
-        picture: np.ndarray = self._pool.palette.rgb[self._buffers[self._newest]]
+        picture: np.ndarray = self._ale.getScreenRGB() if self._shown is None else self._pool.palette.rgb[self._shown]
         return picture
 
     def state(self) -> dict[str, Any]:
         return {
             "emulator": self._ale.cloneState().serialize(),
             "generator": self._rng.bit_generator.state,
-            "screens": self._screen.screens.copy(),
-            "newest": self._newest,
+            "kept": self._kept,
+            "shown": self._ale.getScreen() if self._shown is None else self._shown,
             "lives": self._lives,
             "score": self._score,
             "steps": self._steps,
@@ -227,8 +231,7 @@ class AtariEnv:
     def restore(self, state: dict[str, Any]) -> None:
         self._ale.restoreState(ALEState(state["emulator"]))
         self._rng.bit_generator.state = state["generator"]
-        np.copyto(self._screen.screens, state["screens"])
-        self._newest, self._lives = state["newest"], state["lives"]
+        self._kept, self._shown, self._lives = state["kept"], state["shown"], state["lives"]
         self._score, self._steps = state["score"], state["steps"]
         self._last_action = Action(state["last_action"])
         self._goes_on = state["goes_on"]
@@ -255,7 +258,7 @@ class AtariEnv:
                     break
         if index == 0:  # the other buffer holds a frame of an earlier step
             np.copyto(buffers[1], buffers[0])
-        self._newest = index & 1
+        self._shown = None
         self._last_action = actions[index]
         return reward, life_lost
 
@@ -273,6 +276,7 @@ class AtariEnv:
             start = self._pool.get(*self._next) if self._given is None else self._given[self._next[0]]
             self._next = self._draw_start()
             self._ale.restoreState(start.state)
+            self._shown = start.screen
             for buffer in self._buffers:
                 np.copyto(buffer, start.screen)
             self._score = self._steps = 0

@@ -7,6 +7,7 @@ implementation (on a GPU, say) can reproduce it bit for bit: a frame is rint(sum
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -92,15 +93,38 @@ class AreaResize:
         return mean.astype(np.uint8)
 
 
-class RawScreen:
-    """The captured screens themselves, for a decoder elsewhere (see `sampling/decode.py`)."""
+@functools.cache
+def scratch(depth: int, rows: int) -> np.ndarray:
+    """[depth, rows, 160]: where the emulators of this process leave their last screens. One for all of them, so that
+    it stays in the cache: an environment makes its frame before another one acts."""
+    return np.zeros((depth, rows, WIDTH), np.uint8)
 
-    def __init__(self, rows: int, depth: int) -> None:
-        self.shape = (depth, rows, WIDTH)
-        self.screens = np.zeros(self.shape, np.uint8)
+
+class HalfScreens:
+    """Rows 1, 3 .. 207 and even columns of each captured screen, as palette indices."""
+
+    def __init__(self, depth: int) -> None:
+        self.screens = scratch(depth, 210)
+        # The low byte of a pair of pixels is its even column: much faster than a strided copy.
+        self.pairs = self.screens.view("<u2")[:, 1:209:2]
+
+    def write(self, half: np.ndarray) -> None:
+        np.copyto(half, self.pairs, casting="unsafe")
+
+
+class RawScreen:
+    """Palette indices, for a decoder elsewhere (see `sampling/decode.py`): half screens, or whole ones."""
+
+    def __init__(self, rows: int, depth: int, half: bool) -> None:
+        self.screens = scratch(depth, rows)
+        self.shape = (depth, 104, 80) if half else (depth, rows, WIDTH)
+        self._half = HalfScreens(depth) if half else None
 
     def write(self, frame: np.ndarray) -> None:
-        np.copyto(frame, self.screens)
+        if self._half is not None:
+            self._half.write(frame)
+        else:
+            np.copyto(frame, self.screens)
 
 
 class HalfScreen:
@@ -109,16 +133,15 @@ class HalfScreen:
     shape = (1, 104, 80)
 
     def __init__(self, colors: Palette, depth: int) -> None:
-        self.screens = np.zeros((depth, 210, WIDTH), np.uint8)
-        # The low byte of a pair of pixels is its even column: much faster than a strided copy.
-        self._pairs = self.screens.view("<u2")[:, 1:209:2]
+        self._half = HalfScreens(depth)
+        self.screens = self._half.screens
         self._bytes = bytearray(depth * 104 * 80)
         self._small = np.frombuffer(self._bytes, np.uint8).reshape(depth, 104, 80)
         self._table = colors.grey.tobytes()
 
     def write(self, frame: np.ndarray) -> None:
         """Write the maximum of the captured screens."""
-        np.copyto(self._small, self._pairs, casting="unsafe")
+        self._half.write(self._small)
         grey = np.frombuffer(self._bytes.translate(self._table), np.uint8).reshape(self._small.shape)
         np.maximum(grey[0], grey[-1], out=frame[0])
 
@@ -129,7 +152,7 @@ class AreaScreen:
     def __init__(self, rows: int, colors: Palette, depth: int, rgb: bool) -> None:
         channels = colors.rgb.T if rgb else colors.grey[None]
         self.shape = (len(channels), 84, 84)
-        self.screens = np.zeros((depth, rows, WIDTH), np.uint8)
+        self.screens = scratch(depth, rows)
         self._tables = [channel.tobytes() for channel in channels]
         self._resize = AreaResize(rows)
         blocks = self._resize.blocks

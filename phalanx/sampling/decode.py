@@ -14,10 +14,11 @@ from phalanx.envs.screen import AreaResize, palette
 
 
 class ScreenDecoder:
-    """[B, depth, rows, 160] palette indices -> [B, 1, height, width] grey frames."""
+    """Palette indices [B, depth, rows, 160], or halved [B, depth, 104, 80] -> grey frames [B, 1, height, width]."""
 
     def __init__(self, config: AtariConfig, rows: int, device: torch.device) -> None:
         self.half = config.frame == "104x80"
+        rows = 210 if self.half else rows
         self.grey = torch.from_numpy(palette(rows).grey.copy()).to(device)
         resize = AreaResize(rows)
         self.blocks, self.scale = resize.blocks, float(resize.scale)
@@ -26,7 +27,7 @@ class ScreenDecoder:
 
     def __call__(self, screens: Tensor) -> Tensor:
         if self.half:
-            return self._shade(screens[:, :, 1:209:2, ::2])[:, None]
+            return self._shade(screens)[:, None]
         pixels = self._shade(screens).float().unflatten(1, (self.blocks, -1))  # [B, blocks, in, 160]
         rows = self.row_weights @ pixels  # every sum is a whole number below 2^24: exact in any order
         sums = rows.unflatten(3, (-1, len(self.column_weights))) @ self.column_weights

@@ -4,6 +4,7 @@ One anonymous mapping holds everything: the step buffer, the actions, and two ta
 
     request[worker, group]   how many steps the owner has asked for
     done[worker, group]      how many of them the worker has finished
+    busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
 
 The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
 The mapping has no name: when the last process that holds it is gone, so is the memory.
@@ -64,6 +65,7 @@ class Exchange:
         # one cache line per worker and table
         self.request = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
         self.done = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
+        self.busy = take((layout.workers, 8), np.float64)[:, 0]
 
     def close(self) -> None:
         """Give up the descriptor; the mapping goes with the last view of it."""

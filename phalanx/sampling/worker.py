@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +79,11 @@ class Worker:
             self.next_group = (group + 1) % len(self.groups)
             if exchange.request[worker, group] == exchange.done[worker, group]:
                 continue
+            started = time.perf_counter()
             actions = exchange.action
             for slot in self.groups[group]:
                 slot.advance(int(actions[slot.index]))
+            exchange.busy[worker] += time.perf_counter() - started
             exchange.done[worker, group] += 1
             os.eventfd_write(self.orders.owner_wakes[group], 1)
             served = True

@@ -123,7 +123,7 @@ def test_steps_equal_those_of_gymnasium(game: str, life_loss: bool) -> None:
         ends += terminated
         if not terminated:  # at an end Gymnasium shows an older frame
             pooled = theirs.obs_buffer[0]
-            assert np.array_equal(palette(210).grey[env.state()["screens"]].max(0), pooled)
+            assert np.array_equal(palette(210).grey[env._screen.screens].max(0), pooled)
             check_resize(pooled, resize, their_frame, frame[0])
         elif not over:
             env.reset(frame)

@@ -68,7 +68,7 @@ def test_a_gpu_reads_what_a_cpu_reads(prioritized: bool) -> None:
     card.feedback(copy.ids, copy.returns + 1)
     if prioritized:
         difference = card.index.leaves.cpu() - host.index.leaves  # type: ignore[attr-defined]
-        assert difference[:-1].abs().max() <= 1  # a power may be rounded differently
+        assert difference[:-1].abs().max() <= 4  # of 2^24: a power may be rounded differently
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

@@ -1,0 +1,102 @@
+"""On a GPU: captured graphs and the eager path agree, for every algorithm and rule, with and without overlap."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig
+from phalanx.presets import preset
+from phalanx.replica import make_replica
+from phalanx.runtime.device import choose_compute
+from phalanx.topologies import synchronous
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 2e-4  # on parameters of order 0.1 after the updates below: kernels may sum in another order
+ATARI = AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=60)
+
+
+def run(experiment, graphs, iterations):
+    experiment = dataclasses.replace(
+        experiment, run=dataclasses.replace(experiment.run, device="cuda", graphs=graphs, seed=3)
+    ).validate()
+    compute = choose_compute(experiment.run)
+    envs = synchronous.make_envs(experiment, compute, print)
+    try:
+        replica = make_replica(experiment, envs, compute)
+        for _ in range(iterations):
+            replica.iterate()
+        torch.cuda.synchronize()
+        rollout = replica.collector.rollout
+        result = replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
+        replica.close()
+        return result
+    finally:
+        envs.close()
+
+
+def experiment_of(name, overlap=False, rule=None, atari=False, **algorithm):
+    experiment = preset(name)
+    if overlap and name.startswith("a2c"):
+        algorithm["importance"] = True
+    changes = {
+        "algorithm": dataclasses.replace(experiment.algorithm, **algorithm),
+        "sampler": dataclasses.replace(
+            experiment.sampler, environments=8, horizon=8, groups=2, workers=2, decorrelation=8
+        ),
+        "topology": SynchronousConfig(overlap=overlap),
+    }
+    if atari:
+        changes["env"] = ATARI
+        changes["model"] = ModelConfig(torso="nips", padding=True, init="normc")
+    if rule:
+        changes["optimizer"] = OptimizerConfig(rule=rule, learning_rate=1e-3)
+    return dataclasses.replace(experiment, **changes)
+
+
+def assert_agree(experiment, iterations=12):
+    ours, theirs = run(experiment, True, iterations), run(experiment, False, iterations)
+    assert vars(ours[3]) == vars(theirs[3])
+    assert ours[3].updates > 0
+    difference = float((ours[0] - theirs[0]).abs().max())
+    print(f"greatest difference of a parameter: {difference:.2e}")
+    assert difference < TOLERANCE
+
+
+Q = {"learning_starts": 128, "replay_size": 2_000, "batch_size": 64, "intensity": 2}
+CASES = {
+    "a2c": ("a2c-catch", {}),
+    "ppo": ("ppo-catch", {"final_clip": 0.01}),
+    "dqn": ("dqn-catch", Q),
+    "c51": ("c51-catch", Q),
+    "eps-rainbow": ("eps-rainbow-catch", Q),
+}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_agree_with_eager(name, overlap):
+    base, flags = CASES[name]
+    assert_agree(experiment_of(base, overlap, **flags))
+
+
+@pytest.mark.parametrize("rule", ["rmsprop", "rmsprop-inside", "adam", "adam-tf", "adagrad", "sgd"])
+def test_every_rule_can_be_captured(rule):
+    assert_agree(experiment_of("a2c-catch", rule=rule))
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_graphs_agree_on_atari_with_raw_screens(name):
+    assert_agree(experiment_of(name, atari=True), iterations=6 if name == "a2c" else 2)
+
+
+def test_raw_screens_change_nothing():
+    raw = experiment_of("a2c", atari=True)
+    ready = dataclasses.replace(raw, topology=SynchronousConfig(raw_screens=False))
+    ours, theirs = run(raw, True, 6), run(ready, True, 6)
+    assert torch.equal(ours[1], theirs[1])
+    assert torch.equal(ours[2], theirs[2])
+    assert float((ours[0] - theirs[0]).abs().max()) < TOLERANCE
