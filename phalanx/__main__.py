@@ -53,10 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(arguments: list[str]) -> int:
     experiment = parse_experiment("train", arguments)
+    from phalanx.probe import resolve_precision
     from phalanx.registry import topology
     from phalanx.session import Session, new_directory, run_checkpoints
 
     check_pieces(experiment)
+    experiment = resolve_precision(experiment)
     directory = new_directory(experiment)
     return Session(experiment, directory, run_checkpoints(experiment, directory, warn)).run(topology(experiment))
 

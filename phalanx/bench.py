@@ -42,12 +42,13 @@ def command(arguments: list[str]) -> int:
     options, flags = parser.parse_known_args(arguments)
     from phalanx.__main__ import parse_flags
     from phalanx.presets import preset
+    from phalanx.probe import resolve_precision
 
     experiment = parse_flags("phalanx bench", preset(options.preset), flags)
     if isinstance(experiment.env, AtariConfig):
         experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
     measure = sampling if options.what == "sampling" else training
-    results = measure(experiment.validate(), options.seconds, options.repeats)
+    results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
     if options.json:
         print(json.dumps(results))
     else:
@@ -108,6 +109,7 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
     return {
         "preset": experiment.preset,
         "env": experiment.env.name,
+        "precision": experiment.run.precision,
         "training_sps": statistics.median(samples),
         **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 4) for stage in shares[0]},
         "samples": [round(sample) for sample in samples],

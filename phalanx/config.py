@@ -273,6 +273,9 @@ class SamplerConfig:
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
     pin: bool = True
     """Pin each worker to a core where there are enough."""
+    balance: float = 1.0
+    """Seconds between two looks at how busy the workers are; Atari environments then move from slow cores to fast
+    ones. 0 means never."""
     step_timeout: float = 60.0
     """Seconds a worker may take for a step before it is killed and replaced."""
     max_deaths: int = 10
@@ -321,8 +324,9 @@ class RunConfig:
     """Seed of environments, network and sampling."""
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 runs the network under autocast; parameters and losses stay float32."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 runs the network under autocast; parameters and losses stay float32. auto: what is faster here, found
+    by a short probe; always float32 on `serial`."""
     graphs: bool = True
     """On a GPU, capture inference and updates as CUDA graphs; off runs the same work eagerly."""
     tf32: bool = False

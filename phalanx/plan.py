@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import DQNConfig, Experiment, PPOConfig, difference
 from phalanx.presets import PRESETS
+from phalanx.probe import resolve_precision
 from phalanx.registry import MakeEnv, make_network
 from phalanx.replay.indexing import index_bytes
 from phalanx.replay.storage import storage_bytes
@@ -17,6 +18,7 @@ from phalanx.types import EnvSpec
 
 def describe(experiment: Experiment) -> str:
     """Every line of the plan."""
+    asked, experiment = experiment, resolve_precision(experiment)
     spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
     lines = [
         (
@@ -27,7 +29,7 @@ def describe(experiment: Experiment) -> str:
         *_machine(experiment),
         *_batches(experiment),
         *_memory(experiment, spec),
-        *_changes(experiment),
+        *_changes(asked),
     ]
     return "\n".join(f"{name:<14} {text}" for name, text in lines)
 

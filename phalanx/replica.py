@@ -48,7 +48,8 @@ class Replica:
 
     def iterate(self) -> None:
         """Collect a rollout, keep it, learn from it: the whole of reinforcement learning."""
-        rollout = self.collector.collect(self.progress)
+        with self.compute.keep_casts():
+            rollout = self.collector.collect(self.progress)
         self.experience.put(rollout)
         self.lag = self.progress.version - rollout.version
         self.learner.learn(self.experience, self.progress)

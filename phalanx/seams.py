@@ -35,6 +35,9 @@ class VectorEnvs(Protocol):
     def send(self, group: int, actions: np.ndarray) -> None:
         """Start the group's next step."""
 
+    def balance(self) -> None:
+        """Called between rollouts, when no group is stepping: the moment to put the house in order."""
+
     def state(self) -> dict[str, Any]:
         """Everything needed to go on elsewhere bit for bit; call only when every group was received."""
 

@@ -114,11 +114,11 @@ class Session:
         scores = self.replica.collector.take_scores()
         progress.episodes += self.scores.add(np.array(scores))
         now = time.perf_counter()
-        if now - self.last_record[0] >= run.log_every:
-            self.record()
         if self.next_evaluation and progress.steps >= self.next_evaluation:
-            self.next_evaluation += run.eval_every
+            self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every
             self._evaluate()
+        elif now - self.last_record[0] >= run.log_every:
+            self.record()
         written_at, written_updates = self.last_checkpoint
         due = run.checkpoint_updates and progress.updates - written_updates >= run.checkpoint_updates
         if due or now - written_at >= run.checkpoint_every:
@@ -174,6 +174,9 @@ class Session:
             topology(self.experiment, self)
         except Interrupted:
             pass  # before the first step, or a second signal: nothing more can be kept
+        except RunError:
+            if self.signal is None or hasattr(self, "replica"):
+                raise  # else the signal reached workers that were about to start
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in handlers.items():
@@ -187,7 +190,8 @@ class Session:
         return self.time_before + time.perf_counter() - self.began
 
     def _finish(self, with_envs: bool) -> None:
-        self.record()
+        if self.replica.progress.steps > self.last_record[1]:
+            self.record()
         path = self.checkpoint(with_envs)
         progress = self.replica.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"

@@ -22,7 +22,7 @@ LAYERS = (
     "algorithms models envs logs",
     "presets registry parameters replay",
     "sampling",
-    "learner",
+    "learner probe",
     "captured_learner",
     "replica",
     "session",

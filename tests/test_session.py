@@ -1,14 +1,10 @@
-"""A run from its first step to its end: budgets, records, values that are not finite, resuming, signals."""
+"""A run from its first step to its end: budgets, records, values that are not finite, resuming."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import phalanx
 from phalanx.__main__ import main
 from phalanx.algorithms.a2c import A2C
-from phalanx.envs.toy import Catch, Identity
-from phalanx.logs.checkpoint import Checkpoints, Loaded
-from tests.sampling.faulty import descendants
+from phalanx.envs.toy import Identity
+from runs import ATARI, alike, descendants, newest, records
 
-ROOT = Path(phalanx.__file__).parent.parent
 REQUIRED = (
-    "time_s steps frames updates version episodes score sps lag_mean lag_max env_share infer_share learn_share".split()
+    *("time_s", "steps", "frames", "updates", "version", "episodes", "score", "sps", "lag_mean", "lag_max"),
+    *("env_share", "infer_share", "learn_share"),
 )
-EXIT_SECONDS = 3.0
 
 
 @pytest.fixture
@@ -37,7 +30,7 @@ def train(tmp_path):
 
     def run(preset: str, *flags: Any, name: str = "run", steps: int = 500) -> int:
         place = ["--run.directory", str(tmp_path), "--run.name", name, "--run.steps", str(steps)]
-        return main(["train", preset, *place, *map(str, flags)])
+        return main(["train", preset, *place, "--run.precision", "float32", *map(str, flags)])
 
     return run
 
@@ -48,27 +41,6 @@ def resume(tmp_path):
         return main(["resume", str(tmp_path / name), *map(str, flags)])
 
     return run
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def newest(run: Path) -> Loaded:
-    return Checkpoints(run / "checkpoints", keep=1, report=pytest.fail).load()
-
-
-def alike(ours: Any, theirs: Any) -> bool:
-    """Are two states the same, bit for bit?"""
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(alike(value, theirs[key]) for key, value in ours.items())
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(alike, ours, theirs))
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, np.ndarray):
-        return np.array_equal(ours, theirs)
-    return type(ours) is type(theirs) and ours == theirs
 
 
 class TestEnd:
@@ -206,10 +178,6 @@ class TestNotFinite:
         assert not descendants(os.getpid())
 
 
-ATARI = (
-    *("--env.frame", "104x80", "--model.torso", "nips", "--sampler.environments", 4, "--sampler.horizon", 5),
-    *("--sampler.decorrelation", 20, "--sampler.workers", 2),
-)
 ATARI_A2C = ("a2c", *ATARI)
 OVERLAP = ("--topology.overlap", "True")
 CASES = {
@@ -268,17 +236,17 @@ class TestResume:
 
     def test_continues_the_records(self, train, resume, tmp_path):
         assert train("a2c-catch", steps=1000) == 0
-        before, state = records(tmp_path / "run"), newest(tmp_path / "run").state
-        assert resume("--run.steps", 2000) == 0
-        after = records(tmp_path / "run")
+        before, scores = records(tmp_path / "run"), newest(tmp_path / "run").state["scores"]
+        assert resume("--run.steps", 1100) == 0
+        after, window = records(tmp_path / "run"), newest(tmp_path / "run").state["scores"]
         assert after[: len(before)] == before
         first, last = before[-1], after[-1]
-        assert last["steps"] == 2048
-        assert last["updates"] == last["version"] == 16
+        assert (first["steps"], last["steps"]) == (1024, 1152)
+        assert last["updates"] == last["version"] == 9
         assert last["time_s"] > first["time_s"]
-        assert last["episodes"] > first["episodes"] == 112
-        assert newest(tmp_path / "run").state["scores"]["count"] == last["episodes"]
-        assert newest(tmp_path / "run").state["scores"]["scores"][0] in state["scores"]["scores"]
+        assert (first["episodes"], last["episodes"]) == (112, 128)
+        assert window["count"] == 128
+        assert window["scores"][:84] == scores["scores"][16:]  # the last 100 games, 16 of them new
 
     def test_of_a_finished_run_changes_nothing(self, train, resume, tmp_path):
         assert train("a2c-catch", steps=1000) == 0
@@ -309,93 +277,3 @@ class TestResume:
         (tmp_path / "run/checkpoints/step-000000000512/model.safetensors").write_bytes(b"")
         assert resume() == 2
         assert "can be used; start the run anew" in capsys.readouterr().err
-
-
-def start(directory: Path, *flags: Any) -> subprocess.Popen[str]:
-    """`phalanx train` in a process group of its own, as a shell would start it."""
-    place = ["--run.directory", str(directory), "--run.name", "run"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "phalanx", "train", *map(str, flags), *place],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def ended(process: subprocess.Popen[str], children: list[int]) -> tuple[int, str]:
-    """Exit code and stderr of a process that was told to stop; it and its workers must be gone in time."""
-    try:
-        _, error = process.communicate(timeout=EXIT_SECONDS)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
-    return process.returncode, error
-
-
-class TestSignals:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    @pytest.mark.parametrize(
-        "flags",
-        [("a2c-catch", "--topology", "synchronous", "--sampler.workers", 2), (*ATARI_A2C, "--sampler.horizon", 256)],
-        ids=["catch", "pong"],
-    )
-    def test_stop_a_run_in_time_with_a_checkpoint(self, tmp_path, number, code, flags):
-        shared_before = set(os.listdir("/dev/shm"))
-        process = start(tmp_path, *flags, "--run.log-every", 0.1)
-        run = tmp_path / "run"
-        wait_for(lambda: (run / "metrics.jsonl").exists() and records(run), process)
-        children = descendants(process.pid)
-        assert len(children) == 2
-        os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
-        returned, error = ended(process, children)
-        assert (returned, error) == (code, "")
-        checkpoint = newest(run)
-        assert checkpoint.steps == records(run)[-1]["steps"] > 0
-        assert set(os.listdir("/dev/shm")) <= shared_before
-        assert main(["resume", str(run), "--run.steps", str(checkpoint.steps + 1)]) == 0
-
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_at_the_very_start_leave_no_traceback_and_no_process(self, tmp_path, number):
-        process = start(tmp_path, "a2c-catch", "--topology", "synchronous", "--sampler.workers", 2)
-        wait_for((tmp_path / "run/config.json").exists, process)
-        os.killpg(process.pid, number)
-        returned, error = ended(process, descendants(process.pid))
-        assert "Traceback" not in error
-        assert returned in (128 + number, -number)  # the handlers may not have been there yet
-
-    def test_when_an_iteration_does_not_end_it_is_cut_off(self, tmp_path, monkeypatch, capsys):
-        """A step that hangs for longer than the grace: parameters are kept, environments begin anew."""
-        calls = []
-        step = Catch.step
-
-        def slow(self: Catch, action: int, frame: np.ndarray) -> Any:
-            calls.append(action)
-            if len(calls) == 300:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(60)
-            return step(self, action, frame)
-
-        monkeypatch.setattr(Catch, "step", slow)
-        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 0.1)
-        place = ["--run.directory", str(tmp_path), "--run.name", "run"]
-        assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
-        assert "stopped by SIGTERM" in capsys.readouterr().out
-        checkpoint = newest(tmp_path / "run")
-        assert checkpoint.steps == 256
-        assert checkpoint.state["replica"]["sampling"] is None
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        monkeypatch.undo()
-        assert main(["resume", str(tmp_path / "run"), "--run.steps", "512"]) == 0
-        assert newest(tmp_path / "run").steps == 512

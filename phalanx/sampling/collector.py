@@ -75,6 +75,7 @@ class Collector:
             started = time.perf_counter()
             self._bootstrap(group)
             self.timing.add("infer", time.perf_counter() - started)
+        self.envs.balance()
         self._check()
         progress.steps += rollout.action.numel() - int(rollout.cut.sum())
         return rollout

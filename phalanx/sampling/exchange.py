@@ -71,10 +71,3 @@ class Exchange:
         """Give up the descriptor; the mapping goes with the last view of it."""
         os.close(self.descriptor)
 
-
-def worker_rows(layout: Layout, group: slice, worker: int) -> range:
-    """The rows of a group that a worker serves: contiguous, as equal as can be."""
-    size = group.stop - group.start
-    return range(
-        group.start + size * worker // layout.workers, group.start + size * (worker + 1) // layout.workers
-    )

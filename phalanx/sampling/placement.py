@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.config import Experiment
+from phalanx.config import AtariConfig, Experiment
 from phalanx.errors import UserError
 from phalanx.runtime.affinity import core_list, usable_cores
 from phalanx.runtime.device import Compute
+
+SPIN = 0.003
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Placement:
     envs_per_worker: int
     cores: list[int] | None  # one per worker; None: not pinned
     owner_threads: int
+    spin: float = 0.0  # seconds a worker looks for work before it sleeps
+    balance: float = 0.0  # seconds between two attempts to balance the workers
 
     def describe(self) -> str:
         if not self.workers:
@@ -49,7 +53,11 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
     free = cores[reserve:] if count == len(cores) else []  # under a quota the scheduler knows better
     pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None
     threads = experiment.run.threads or (1 if compute.device.type == "cuda" else count)
-    return Placement(workers, environments // workers, pinned, threads)
+    # a worker may spin only where nobody else wants its core
+    spin = SPIN if pinned and compute.device.type == "cuda" else 0.0
+    # moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed
+    balance = experiment.sampler.balance if isinstance(experiment.env, AtariConfig) and workers > 1 else 0.0
+    return Placement(workers, environments // workers, pinned, threads, spin, balance)
 
 
 def _largest_divisor(value: int, limit: int) -> int:

@@ -24,13 +24,15 @@ from typing import Any
 import numpy as np
 
 from phalanx.errors import RunError
-from phalanx.sampling.exchange import Exchange, Layout, worker_rows
+from phalanx.sampling.balance import moves
+from phalanx.sampling.exchange import Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
 from phalanx.sampling.worker import Orders, receive, send
 from phalanx.types import EnvStep
 
 START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
+LOOK_AGAIN = 0.005  # seconds after which the owner looks at the counters without having been woken
 
 
 class WorkerHandle:
@@ -120,6 +122,8 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
+        spin: float = 0.0,
+        balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.factory = factory
@@ -127,13 +131,17 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
+        self.spin = spin
+        self.balance_every = balance
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
         probe.close()
         self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups)
         self.groups = group_slices(self.layout.environments, groups)
+        self.rows = [[share(group, worker, workers) for group in self.groups] for worker in range(workers)]
         self.exchange = Exchange(self.layout)
+        self.balanced_at = (time.monotonic(), np.zeros(workers))
         self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
         self.deaths = 0
         self.closed = False
@@ -156,7 +164,7 @@ class ProcessEnvs:
                 self._replace_hung(group)
                 deadline = time.monotonic() + self.timeout
                 continue
-            for descriptor, _ in self.polls[group].poll(wait * 1000):
+            for descriptor, _ in self.polls[group].poll(min(wait, LOOK_AGAIN) * 1000):
                 if descriptor == self.owner_wakes[group]:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(descriptor)
@@ -168,17 +176,31 @@ class ProcessEnvs:
         self.exchange.action[self.groups[group]] = actions
         self._request(group)
 
+    def balance(self) -> None:
+        """Between rollouts: move environments from workers on slow cores to those on fast ones. Where an environment
+        is simulated changes nothing about it."""
+        since, busy_then = self.balanced_at
+        if not self.balance_every or time.monotonic() - since < self.balance_every:
+            return
+        busy = self.exchange.busy.copy()
+        for source, target, group in moves(self.rows, busy - busy_then):
+            index = self.rows[source][group].pop()
+            self.rows[target][group].append(index)
+            state = self.workers[source].ask("give", [index])
+            if isinstance(state, dict):
+                self.workers[target].ask("take", [(index, group, state[index])])
+        self.balanced_at = (time.monotonic(), self.exchange.busy.copy())
+
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
-        slots: list[Any] = [None] * self.layout.environments
+        slots: dict[int, Any] = {}
         for worker in self.workers:
-            for index, state in zip(self._rows(worker.number), worker.ask("state"), strict=True):
-                slots[index] = state
-        return {"slots": slots}
+            slots.update(worker.ask("state"))
+        return {"slots": [slots[index] for index in range(self.layout.environments)]}
 
     def restore(self, state: dict[str, Any]) -> None:
         for worker in self.workers:
-            worker.ask("restore", [state["slots"][index] for index in self._rows(worker.number)])
+            worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
@@ -222,8 +244,11 @@ class ProcessEnvs:
             incarnation=handle.incarnation,
             factory=self.factory,
             layout=self.layout,
+            rows=self.rows[handle.number],
             rules=self.rules,
             core=core,
+            spin=self.spin,
+            spares=2 + len(self._rows(handle.number)) // 4 if self.balance_every else 0,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wakes=self.owner_wakes,
@@ -246,7 +271,7 @@ class ProcessEnvs:
 
     def _rows(self, worker: int) -> list[int]:
         """Every environment of a worker, in its own order."""
-        return [row for group in self.groups for row in worker_rows(self.layout, group, worker)]
+        return [row for rows in self.rows[worker] for row in rows]
 
     def _worker_behind(self, death_watch: int) -> WorkerHandle:
         return next(worker for worker in self.workers if worker.death_watch == death_watch)
@@ -282,3 +307,8 @@ class ProcessEnvs:
             raise RunError(f"env worker {dead.number} could not be replaced: {failure}") from None
         self._watch()
 
+
+def share(group: slice, worker: int, workers: int) -> list[int]:
+    """The rows of a group a worker begins with: contiguous, as equal as can be."""
+    size = group.stop - group.start
+    return list(range(group.start + size * worker // workers, group.start + size * (worker + 1) // workers))

@@ -139,6 +139,9 @@ class SerialEnvs:
         for slot, action in zip(self.slots[self.groups[group]], actions.tolist(), strict=True):
             slot.advance(action)
 
+    def balance(self) -> None:
+        """One process has nothing to balance."""
+
     def state(self) -> dict[str, Any]:
         return {"slots": [slot.state() for slot in self.slots]}
 

@@ -20,8 +20,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.sampling.exchange import Exchange, Layout, worker_rows
-from phalanx.sampling.serial import EnvFactory, Slot, SlotRules, group_slices
+from phalanx.sampling.exchange import Exchange, Layout
+from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,11 @@ class Orders:
     incarnation: int
     factory: EnvFactory
     layout: Layout
+    rows: list[list[int]]  # environments of each group
     rules: SlotRules
     core: int | None
+    spin: float  # seconds to look for work before going to sleep
+    spares: int  # environments made ahead, for those that move here later
     memory: int  # descriptors
     wake: int
     owner_wakes: list[int]
@@ -46,12 +49,8 @@ class Worker:
         self.orders = orders
         self.control = control
         self.exchange = Exchange(orders.layout, orders.memory)
-        layout = orders.layout
-        self.groups = [
-            [self._slot(index, group) for index in worker_rows(layout, rows, orders.worker)]
-            for group, rows in enumerate(group_slices(layout.environments, layout.groups))
-        ]
-        self.slots = [slot for group in self.groups for slot in group]
+        self.groups = [[self._slot(index, group) for index in rows] for group, rows in enumerate(orders.rows)]
+        self.spares = [orders.factory(0, 0) for _ in range(orders.spares)]
         self.next_group = 0
         self.poll = select.poll()
         self.poll.register(orders.wake, select.POLLIN)
@@ -67,8 +66,17 @@ class Worker:
     def serve(self) -> None:
         """Step what was asked for; prepare resets while nothing is; sleep when nothing is left to do."""
         while True:
-            if not self.serve_groups() and not self.use_idle_moment():
+            if not self.serve_groups() and not self.use_idle_moment() and not self.spin():
                 self.sleep(None)
+
+    def spin(self) -> bool:
+        """Look for work for a short while, on a core of one's own: a core that sleeps wakes up slow and cold."""
+        request, done = (table[self.orders.worker] for table in (self.exchange.request, self.exchange.done))
+        end = time.perf_counter() + self.orders.spin
+        while time.perf_counter() < end:
+            if (request != done).any():
+                return True
+        return False
 
     def serve_groups(self) -> bool:
         """One pass over the groups, the longest waiting first; was anything asked for?"""
@@ -85,13 +93,15 @@ class Worker:
                 slot.advance(int(actions[slot.index]))
             exchange.busy[worker] += time.perf_counter() - started
             exchange.done[worker, group] += 1
-            os.eventfd_write(self.orders.owner_wakes[group], 1)
+            # the last one wakes the owner; should two miss each other, the owner looks again by itself
+            if (exchange.done[:, group] == exchange.request[:, group]).all():
+                os.eventfd_write(self.orders.owner_wakes[group], 1)
             served = True
         return served
 
     def use_idle_moment(self) -> bool:
         """Prepare one environment's next reset; False when all are prepared."""
-        for slot in self.slots:
+        for slot in self.slots():
             if not slot.prepared:
                 slot.prepare()
                 self.sleep(0)
@@ -110,12 +120,36 @@ class Worker:
         if message is None:
             sys.exit(0)  # the owner closed the socket, or died
         kind, content = message
-        if kind == "state":
-            send(self.control, [slot.state() for slot in self.slots])
-        elif kind == "restore":
-            for slot, state in zip(self.slots, content, strict=True):
-                slot.restore(state)
-            send(self.control, None)
+        answers = {"state": self.state, "restore": self.restore, "give": self.give, "take": self.take}
+        send(self.control, answers[kind](content))
+
+    def slots(self) -> list[Slot]:
+        return [slot for group in self.groups for slot in group]
+
+    def state(self, _: None) -> dict[int, Any]:
+        return {slot.index: slot.state() for slot in self.slots()}
+
+    def restore(self, states: dict[int, Any]) -> None:
+        for slot in self.slots():
+            slot.restore(states[slot.index])
+
+    def give(self, indices: list[int]) -> dict[int, Any]:
+        """Hand over environments to another worker; their simulators stay here as spares."""
+        states = {}
+        for group in self.groups:
+            for slot in [slot for slot in group if slot.index in indices]:
+                states[slot.index] = slot.state()
+                self.spares.append(slot.env)
+                group.remove(slot)
+        return states
+
+    def take(self, arrivals: list[tuple[int, int, Any]]) -> None:
+        """Take over environments (index, group, state)."""
+        for index, group, state in arrivals:
+            env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
+            slot = Slot(index, env, self.exchange.step, self.orders.rules)
+            slot.restore(state)
+            self.groups[group].append(slot)
 
 
 def send(connection: socket.socket, message: Any) -> None:

@@ -53,5 +53,7 @@ def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], 
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
+        spin=placement.spin,
+        balance=placement.balance,
         report=report,
     )

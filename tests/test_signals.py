@@ -1,0 +1,121 @@
+"""Signals end a run in time, with a checkpoint, the right exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx
+from phalanx.__main__ import main
+from phalanx.envs.toy import Catch
+from runs import ATARI, descendants, newest, records
+
+ROOT = Path(phalanx.__file__).parent.parent
+EXIT_SECONDS = 3.0
+
+
+def start(directory: Path, *flags: Any) -> subprocess.Popen[str]:
+    """`phalanx train` in a process group of its own, as a shell would start it."""
+    place = ["--run.directory", str(directory), "--run.name", "run"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "phalanx", "train", *map(str, flags), *place],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def stop(process: subprocess.Popen[str], number: int) -> None:
+    """Ctrl-C reaches the whole group; other signals are sent to the process alone."""
+    os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
+
+
+def ended(process: subprocess.Popen[str], children: list[int]) -> tuple[int, str]:
+    """Exit code and stderr of a process that was told to stop; it and its workers must be gone in time."""
+    try:
+        _, error = process.communicate(timeout=EXIT_SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    return process.returncode, error
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        "flags",
+        [("a2c-catch", "--topology", "synchronous", "--sampler.workers", 2), ("a2c", *ATARI, "--sampler.horizon", 256)],
+        ids=["catch", "pong"],
+    )
+    def test_stop_a_run_in_time_with_a_checkpoint(self, tmp_path, number, code, flags):
+        shared_before = set(os.listdir("/dev/shm"))
+        process = start(tmp_path, *flags, "--run.log-every", 0.1)
+        run = tmp_path / "run"
+        wait_for(lambda: (run / "metrics.jsonl").exists() and records(run), process)
+        children = descendants(process.pid)
+        assert len(children) == 2
+        stop(process, number)
+        returned, error = ended(process, children)
+        assert (returned, error) == (code, "")
+        checkpoint = newest(run)
+        assert checkpoint.steps == records(run)[-1]["steps"] > 0
+        assert set(os.listdir("/dev/shm")) <= shared_before
+        assert main(["resume", str(run), "--run.steps", str(checkpoint.steps + 1)]) == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("moment", ["before workers", "with workers"])
+    def test_at_the_very_start_leave_no_traceback_and_no_process(self, tmp_path, number, moment):
+        process = start(tmp_path, "a2c-catch", "--topology", "synchronous", "--sampler.workers", 2)
+        wait_for((tmp_path / "run/config.json").exists, process)
+        if moment == "with workers":
+            wait_for(lambda: len(descendants(process.pid)) == 2, process)
+        children = descendants(process.pid)
+        stop(process, number)
+        returned, error = ended(process, children)
+        assert "Traceback" not in error
+        assert returned in (128 + number, -number)  # the handlers may not have been there yet
+
+    def test_when_an_iteration_does_not_end_it_is_cut_off(self, tmp_path, monkeypatch, capsys):
+        """A step that hangs for longer than the grace: parameters are kept, environments begin anew."""
+        calls = []
+        step = Catch.step
+
+        def slow(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if len(calls) == 300:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            return step(self, action, frame)
+
+        monkeypatch.setattr(Catch, "step", slow)
+        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 0.1)
+        place = ["--run.directory", str(tmp_path), "--run.name", "run"]
+        assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
+        assert "stopped by SIGTERM" in capsys.readouterr().out
+        checkpoint = newest(tmp_path / "run")
+        assert checkpoint.steps == 256
+        assert checkpoint.state["replica"]["sampling"] is None
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        monkeypatch.undo()
+        assert main(["resume", str(tmp_path / "run"), "--run.steps", "512"]) == 0
+        assert newest(tmp_path / "run").steps == 512
