@@ -19,32 +19,42 @@ from phalanx.sampling.processes import ProcessEnvs
 
 
 def speed(
-    config: AtariConfig, workers: int, per_worker: int, groups: int, raw: bool, first_core: int | None, seconds: float
+    config: AtariConfig, workers: int, per_worker: int, groups: int, raw: bool, tricks: bool, seconds: float
 ) -> float:
-    cores = None if first_core is None else core_list()[first_core : first_core + workers]
-    envs = ProcessEnvs(MakeEnv(config, 0, raw), workers, per_worker, groups, cores=cores)
+    """Steps per second under random actions; `tricks` are spinning and balancing."""
+    cores = core_list()[len(core_list()) - workers :]
+    spin, balance = (0.003, 0.5) if tricks else (0.0, 0.0)
+    envs = ProcessEnvs(MakeEnv(config, 0, raw), workers, per_worker, groups, cores=cores, spin=spin, balance=balance)
     actions = np.random.default_rng(0).integers(envs.spec.actions, size=(4096, workers * per_worker))
-    count = 0
-    try:
-        for group, rows in enumerate(envs.groups):
-            envs.recv(group)
-            envs.send(group, actions[0, rows])
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < 1.5:  # warm-up
-            for group, rows in enumerate(envs.groups):
-                envs.recv(group)
-                envs.send(group, actions[0, rows])
-        envs.exchange.busy[:] = 0
-        begin = time.perf_counter()
+
+    def run(seconds: float) -> float:
+        count, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            for group, rows in enumerate(envs.groups):
-                envs.recv(group)
+            for group, rows in enumerate(envs.groups):  # a rollout of 32 steps, then a moment of rest
                 envs.send(group, actions[count % 4096, rows])
+            for _ in range(31):
+                count += 1
+                for group, rows in enumerate(envs.groups):
+                    envs.recv(group)
+                    envs.send(group, actions[count % 4096, rows])
             count += 1
-        wall = time.perf_counter() - begin
-        busy = np.sort(envs.exchange.busy / wall)
-        print(f"    busy share of workers: min {busy[0]:.2f} median {np.median(busy):.2f} max {busy[-1]:.2f}")
-        return count * workers * per_worker / wall
+            for group in range(groups):
+                envs.recv(group)
+            envs.balance()
+        return count * workers * per_worker / (time.perf_counter() - begin)
+
+    try:
+        for group in range(groups):
+            envs.recv(group)
+        run(4.0)
+        envs.exchange.busy[:] = 0
+        envs.balanced_at = (time.monotonic(), envs.exchange.busy.copy())
+        begin = time.perf_counter()
+        result = run(seconds)
+        busy = np.sort(envs.exchange.busy / (time.perf_counter() - begin))
+        counts = sorted(sum(len(group) for group in worker) for worker in envs.rows)
+        print(f"    busy: min {busy[0]:.2f} median {np.median(busy):.2f} max {busy[-1]:.2f}; environments {counts}")
+        return result
     finally:
         envs.close()
 
@@ -55,18 +65,16 @@ def main() -> None:
     seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 4.0
     small = AtariConfig(game, frame="104x80")
     large = dataclasses.replace(small, frame="84x84")
-    reserve = len(core_list()) - workers
     emulator(game, workers, per_worker, seconds)
-    for name, config, groups, raw, first in [
-        ("104x80, 1 group, pinned", small, 1, False, reserve),
-        ("104x80, 2 groups, pinned", small, 2, False, reserve),
-        ("104x80, 2 groups, not pinned", small, 2, False, None),
-        ("104x80, 2 groups, pinned, raw", small, 2, True, reserve),
-        ("84x84, 2 groups, pinned", large, 2, False, reserve),
-        ("84x84, 2 groups, pinned, raw", large, 2, True, reserve),
-        ("104x80, 4 groups, pinned, raw", small, 4, True, reserve),
+    for name, config, groups, raw, tricks in [
+        ("104x80, 1 group", small, 1, False, False),
+        ("104x80, 2 groups", small, 2, False, False),
+        ("104x80, 2 groups, spinning and balanced", small, 2, False, True),
+        ("104x80, 2 groups, spinning and balanced, raw", small, 2, True, True),
+        ("84x84, 2 groups, spinning and balanced", large, 2, False, True),
+        ("84x84, 2 groups, spinning and balanced, raw", large, 2, True, True),
     ]:
-        print(f"{name}: {speed(config, workers, per_worker, groups, raw, first, seconds):,.0f}", flush=True)
+        print(f"{name}: {speed(config, workers, per_worker, groups, raw, tricks, seconds):,.0f}", flush=True)
     emulator(game, workers, per_worker, seconds)
 
 
