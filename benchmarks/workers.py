@@ -1,6 +1,6 @@
 """Where a worker's time goes: emulator alone, then env workers of several kinds, side by side.
 
-    python benchmarks/workers.py [game] [workers] [environments per worker] [seconds]
+python benchmarks/workers.py [game] [workers] [environments per worker] [seconds]
 """
 
 from __future__ import annotations

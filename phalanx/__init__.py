@@ -2,7 +2,9 @@
 
 import os
 
-# A torch thread that has nothing to do must sleep, not spin: the simulators need its core. Read when torch is loaded.
+# A torch thread with nothing to do must soon sleep, for the simulators need its core; but not at once, for waking it
+# between two layers costs more than the layer. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 __version__ = "0.1.0"

@@ -70,7 +70,7 @@ def resume(arguments: list[str]) -> int:
     from phalanx.session import Session, run_checkpoints
 
     saved = load(directory / "config.json")
-    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
+    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).settled().validate()
     for name, (old, _) in difference(experiment, saved).items():
         if name.startswith(KEPT):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
@@ -169,7 +169,7 @@ def parse_experiment(command: str, arguments: list[str]) -> Experiment:
 
     if not arguments or arguments[0].startswith("-"):
         raise UserError(f"name a preset: phalanx {command} PRESET; `phalanx presets` lists them")
-    return parse_flags(f"phalanx {command} {arguments[0]}", preset(arguments[0]), arguments[1:]).validate()
+    return parse_flags(f"phalanx {command} {arguments[0]}", preset(arguments[0]), arguments[1:]).settled().validate()
 
 
 def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:

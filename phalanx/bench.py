@@ -1,10 +1,10 @@
 """`phalanx bench`: what this machine gives, beside its own limit, measured in one run.
 
-    emulator_sps    as many processes as workers, each cycling over as many emulators as a worker holds: random
-                    actions, no pixels read, resets by restoring a state. The limit of everything else.
-    sampling_sps    env workers that write frames, without a network
-    inference_sps   the same with the network choosing actions
-    training_sps    the same with learning
+emulator_sps    as many processes as workers, each cycling over as many emulators as a worker holds: random
+                actions, no pixels read, resets by restoring a state. The limit of everything else.
+sampling_sps    env workers that write frames, without a network
+inference_sps   the same with the network choosing actions
+training_sps    the same with learning
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.config import AtariConfig, Experiment, SamplerConfig
+from phalanx.config import AtariConfig, Experiment
 from phalanx.errors import UserError
 
 FRAMES_PER_STEP = 4
@@ -32,7 +32,9 @@ def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx bench` and print a table, or one JSON object."""
     if arguments[:1] == ["emulator-process"]:
         return emulator_process(arguments[1], int(arguments[2]), float(arguments[3]))
-    parser = argparse.ArgumentParser(prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", choices=["sampling", "training"], help="what to measure")
     parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
     parser.add_argument("--game", default="breakout", help="Atari game")
@@ -48,7 +50,7 @@ def command(arguments: list[str]) -> int:
     if isinstance(experiment.env, AtariConfig):
         experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
     measure = sampling if options.what == "sampling" else training
-    results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
+    results = measure(resolve_precision(experiment.settled().validate()), options.seconds, options.repeats)
     if options.json:
         print(json.dumps(results))
     else:
@@ -202,7 +204,11 @@ def emulator_speeds(game: str, processes: int, emulators: int, seconds: float) -
             [sys.executable, "-m", "phalanx", "bench", "emulator-process", game, str(emulators), str(seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PHALANX_CORE": str(cores[number % len(cores)]), "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "PHALANX_CORE": str(cores[number % len(cores)]),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
         )
         started.append(process)
     for process in started:  # all begin together

@@ -230,6 +230,10 @@ class OptimizerConfig:
     adam-tf: epsilon added before bias correction. adagrad; sgd with momentum."""
     learning_rate: float = 2.5e-4
     """Step size at the start."""
+    batch_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """How the learning rate follows the steps of a rollout, when they differ from `reference_batch`."""
+    reference_batch: int = 0
+    """Steps of a rollout that `learning_rate` is meant for, with `batch_scaling`."""
     final_learning_rate: float | None = None
     """Step size at the end of the schedule, reached linearly; None keeps it constant."""
     schedule_length: int = 0
@@ -262,6 +266,8 @@ class SamplerConfig:
     """Simulators in all."""
     horizon: int = 5
     """Steps each environment takes per rollout."""
+    batch: int = 0
+    """Greater than 0: steps of a rollout over all environments; the horizon follows from it."""
     groups: int = 1
     """1: all environments step together (PAAC). 2: two alternate, one simulates while the other is served."""
     decorrelation: int = 0
@@ -373,6 +379,19 @@ class Experiment:
     """How the pieces run."""
     run: RunConfig = field(default_factory=RunConfig)
     """Budget, place, seed, records."""
+
+    def settled(self) -> Experiment:
+        """The same with values that follow from others filled in: the horizon of a fixed batch."""
+        sampler = self.sampler
+        if not sampler.batch:
+            return self
+        _require(
+            sampler.environments > 0 and sampler.batch % sampler.environments == 0,
+            f"a batch of {sampler.batch} steps does not divide among {sampler.environments} environments; choose a "
+            f"divisor of {sampler.batch}, such as {_nearest_divisor(sampler.batch, sampler.environments)}",
+        )
+        horizon = sampler.batch // sampler.environments
+        return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
 
     def validate(self) -> Experiment:
         """Itself, or a UserError that says which values do not fit together."""
@@ -540,6 +559,10 @@ def _overlap(experiment: Experiment) -> None:
 
 def _schedules(experiment: Experiment) -> None:
     optimizer = experiment.optimizer
+    _require(
+        optimizer.batch_scaling == "none" or optimizer.reference_batch > 0,
+        f"optimizer.batch_scaling {optimizer.batch_scaling} needs optimizer.reference_batch greater than 0",
+    )
     if optimizer.final_learning_rate is not None and optimizer.schedule_length == 0:
         _require(
             optimizer.schedule_clock == "steps",

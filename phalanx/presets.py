@@ -22,28 +22,99 @@ from phalanx.config import (
 )
 from phalanx.errors import unknown
 
-STOOKE_ATARI = AtariConfig(frame="104x80", episodic_life=True, fire_on_reset=True, reward="sign")
+PAPER_SETTINGS: dict[str, AtariConfig] = {
+    "stooke": AtariConfig(frame="104x80", noop_max=30, episodic_life=True, fire_on_reset=True, max_steps=27_000),
+    # 12 frames: three steps without action fill the stack. Space Invaders takes skip 3.
+    "ga3c": AtariConfig(max_pool=False, sticky=0.25, noop_min=12, noop_max=12, reward="clip", max_steps=100_000),
+    "paac": AtariConfig(noop_min=16, noop_max=46, reward="clip", max_steps=0),
+    "ba3c": AtariConfig(
+        color="rgb", skip_min=2, max_pool=False, noop_max=0, sticky=0.25, reward="clip", max_steps=40_000
+    ),
+    "gorila": AtariConfig(noop_max=30, reward="clip", max_steps=4_500),
+}
+"""The Atari environment of each paper."""
 
 A2C_ATARI = Experiment(
-    env=STOOKE_ATARI,
+    env=PAPER_SETTINGS["stooke"],
     model=ModelConfig(torso="nips", padding=True, init="normc"),
     algorithm=A2CConfig(),
-    optimizer=OptimizerConfig(rule="rmsprop-inside", learning_rate=7e-4, decay=0.9, epsilon=1e-6, clip_norm=0.5),
+    optimizer=OptimizerConfig(
+        rule="rmsprop-inside",
+        learning_rate=7e-4,
+        batch_scaling="sqrt",
+        reference_batch=80,
+        decay=0.9,
+        epsilon=1e-6,
+        clip_norm=0.5,
+    ),
     sampler=SamplerConfig(environments=16, horizon=5, decorrelation=1000),
     topology=SynchronousConfig(),
 )
 
 PPO_ATARI = Experiment(
-    env=STOOKE_ATARI,
+    env=PAPER_SETTINGS["stooke"],
     model=ModelConfig(torso="nips", padding=True, init="normc"),
     algorithm=PPOConfig(clip=0.2, value_coef=2.0),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, epsilon=1e-5, clip="none"),
-    sampler=SamplerConfig(environments=8, horizon=256, decorrelation=1000),
+    optimizer=OptimizerConfig(rule="adam-tf", learning_rate=1e-3, epsilon=1e-5, clip="none"),
+    sampler=SamplerConfig(environments=8, horizon=256, batch=2048, decorrelation=1000),
     topology=SynchronousConfig(),
 )
 
+
+def _paac(torso: str) -> Experiment:
+    """PAAC with the paper's values; the learning rate is .0007 for each environment."""
+    return Experiment(
+        env=PAPER_SETTINGS["paac"],
+        model=ModelConfig(torso=torso, init="fan-in"),  # type: ignore[arg-type]
+        algorithm=A2CConfig(value_coef=0.25, entropy_coef=0.01, loss_scale=5.0, log_floor=1e-30),
+        optimizer=OptimizerConfig(
+            rule="rmsprop-inside",
+            learning_rate=0.0224,
+            final_learning_rate=0.0,
+            batch_scaling="linear",
+            reference_batch=160,
+            decay=0.99,
+            epsilon=0.1,
+            initial_accumulator=1.0,
+            clip_norm=40.0,
+        ),
+        sampler=SamplerConfig(environments=32, horizon=5),
+        topology=SynchronousConfig(),
+        run=RunConfig(steps=115_000_000),
+    )
+
+
+PONG = Experiment(
+    env=AtariConfig("pong"),
+    model=ModelConfig(torso="nips"),
+    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
+    sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
+    topology=SynchronousConfig(),
+    run=RunConfig(steps=4_000_000, target_score=18.0),
+)
+"""Tuned for the time until the score is reached, on two cores."""
+
+PONG_FAST = dataclasses.replace(
+    PONG,
+    env=AtariConfig("pong", frame="104x80"),
+    model=ModelConfig(torso="nips", padding=True),
+    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=7e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
+    sampler=SamplerConfig(environments=120, horizon=32, groups=2, decorrelation=300),
+    topology=SynchronousConfig(overlap=True),
+)
+
+BREAKOUT_FAST = dataclasses.replace(
+    PONG_FAST,
+    env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
+    model=ModelConfig(torso="nature", padding=True),
+    sampler=SamplerConfig(environments=240, horizon=32, groups=2, decorrelation=300),
+    run=RunConfig(steps=20_000_000, target_score=300.0),
+)
+
 Q_ATARI = Experiment(
-    env=STOOKE_ATARI,
+    env=PAPER_SETTINGS["stooke"],
     model=ModelConfig(torso="nature", padding=True, init="normc"),
     sampler=SamplerConfig(environments=16, horizon=4, decorrelation=1000),
     topology=SynchronousConfig(),
@@ -82,7 +153,7 @@ def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float
         Q_ATARI,
         algorithm=algorithm,
         optimizer=OptimizerConfig(
-            rule="adam",
+            rule="adam-tf",
             learning_rate=learning_rate,
             epsilon=epsilon / algorithm.batch_size,
             clip="global" if clip else "none",
@@ -156,9 +227,14 @@ def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int)
 
 
 PRESETS: dict[str, tuple[str, Experiment]] = {
+    "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores: what `make train` runs", PONG),
+    "pong-fast": ("PPO tuned to bring Pong to a score of 18 soon on a GPU and many cores", PONG_FAST),
+    "breakout-fast": ("PPO tuned to bring Breakout to a score of 300 soon on a GPU and many cores", BREAKOUT_FAST),
+    "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
+    "paac-nature": ("PAAC with the large network", _paac("nature")),
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
-    "dqn": ("DQN with the values of Nature 2015, batches of 32", _dqn(32, 2.5e-4, 16)),
+    "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
     "double-dqn": ("Double DQN, otherwise as dqn", _dqn(32, 2.5e-4, 16, double=True)),
     "c51": ("Categorical DQN, batches of 32", _c51(C51, 2.5e-4, 0.01, 0, 16)),

@@ -92,9 +92,7 @@ def make_policy(experiment: Experiment, model: nn.Module, compute: Compute) -> P
     algorithm = experiment.algorithm
     if isinstance(algorithm, DQNConfig):
         epsilon = Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
-        return EpsilonGreedyPolicy(
-            model, compute, epsilon, algorithm.epsilon_spread, experiment.sampler.environments
-        )
+        return EpsilonGreedyPolicy(model, compute, epsilon, algorithm.epsilon_spread, experiment.sampler.environments)
     return ActorCriticPolicy(model, compute)
 
 

@@ -20,6 +20,7 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_rule
 from phalanx.registry import make_algorithm, make_experience, make_network, make_policy
+from phalanx.replay.experience import Latest
 from phalanx.runtime.device import Compute
 from phalanx.sampling.collector import Collector, allocate_rollout
 from phalanx.sampling.serial import SlotRules
@@ -171,11 +172,12 @@ class OverlappedReplica(Replica):
 
     def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         super().restore(weights, state)
-        if state["held"] is not None:
+        if state.get("held") is not None:
             for name, value in state["held"].items():
                 getattr(self.held, name).copy_(value)
             self.held.version = state["version"]
-            self.experience.put(self.held)
+            if isinstance(self.experience, Latest):  # a replay memory has it already, or has lost everything
+                self.experience.put(self.held)
             self.has_rollout = True
 
     def _update_once(self, updates: Iterator[None]) -> bool:

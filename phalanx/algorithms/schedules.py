@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from phalanx.config import Clock, Experiment
@@ -25,7 +26,13 @@ class Schedule:
 
 
 def learning_rate_schedule(experiment: Experiment) -> Schedule:
+    """The learning rate over a run, grown with the batch where the configuration says so."""
     optimizer = experiment.optimizer
-    final = optimizer.learning_rate if optimizer.final_learning_rate is None else optimizer.final_learning_rate
+    factor = 1.0
+    if optimizer.batch_scaling != "none":
+        ratio = experiment.sampler.rollout_steps / optimizer.reference_batch
+        factor = math.sqrt(ratio) if optimizer.batch_scaling == "sqrt" else ratio
+    start = optimizer.learning_rate
+    final = start if optimizer.final_learning_rate is None else optimizer.final_learning_rate
     length = optimizer.schedule_length or experiment.run.steps
-    return Schedule(optimizer.learning_rate, final, length, optimizer.schedule_clock)
+    return Schedule(start * factor, final * factor, length, optimizer.schedule_clock)

@@ -28,17 +28,6 @@ from phalanx.types import EnvSpec, Outcome
 
 BOOTS = 16  # real resets in the pool of start states; they differ in the timer games draw chance from
 
-PAPER_SETTINGS: dict[str, AtariConfig] = {
-    "stooke": AtariConfig(frame="104x80", noop_max=30, episodic_life=True, fire_on_reset=True, max_steps=27_000),
-    # 12 frames: three steps without action fill the stack. Space Invaders takes skip 3.
-    "ga3c": AtariConfig(max_pool=False, sticky=0.25, noop_min=12, noop_max=12, reward="clip", max_steps=100_000),
-    "paac": AtariConfig(noop_min=16, noop_max=46, reward="clip", max_steps=0),
-    "ba3c": AtariConfig(
-        color="rgb", skip_min=2, max_pool=False, noop_max=0, sticky=0.25, reward="clip", max_steps=40_000
-    ),
-    "gorila": AtariConfig(noop_max=30, reward="clip", max_steps=4_500),
-}
-
 
 class Start(NamedTuple):
     """A point from which an episode can begin. The emulator does not keep the screen in its state."""

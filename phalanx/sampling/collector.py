@@ -67,8 +67,10 @@ class Collector:
                     self._receive(group, t)
                 started = time.perf_counter()
                 actions = self._act(group, t)
+                acted = time.perf_counter()
+                self.timing.add("infer", acted - started)
                 self.envs.send(group, actions)
-                self.timing.add("infer", time.perf_counter() - started)
+                self.timing.add("env", time.perf_counter() - acted)
                 meanwhile()
         for group in groups:
             self._receive(group, self.horizon)

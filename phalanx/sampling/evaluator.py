@@ -40,9 +40,7 @@ def evaluate(
     shares = np.full(environments, games // environments) + (np.arange(environments) < games % environments)
     noise = torch.Generator().manual_seed(seed)
     scores: list[float] = []
-    stacks = torch.zeros(
-        (environments, config.stack, *envs.spec.frame_shape), dtype=torch_dtype(envs.spec.frame_dtype)
-    )
+    stacks = torch.zeros((environments, config.stack, *envs.spec.frame_shape), dtype=torch_dtype(envs.spec.frame_dtype))
     history = torch.zeros(environments, dtype=torch.uint8)
     policy.begin(progress)
     try:

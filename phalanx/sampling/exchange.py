@@ -70,4 +70,3 @@ class Exchange:
     def close(self) -> None:
         """Give up the descriptor; the mapping goes with the last view of it."""
         os.close(self.descriptor)
-

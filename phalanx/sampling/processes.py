@@ -58,10 +58,12 @@ class WorkerHandle:
             pass_fds=[theirs.fileno(), orders.memory, orders.wake, *orders.owner_wakes],
             env=environment,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
         )
         theirs.close()
         self.death_watch = os.pidfd_open(self.process.pid)
-        send(self.control, orders)
+        with contextlib.suppress(OSError):  # one that died at once is named by `wait_ready`
+            send(self.control, orders)
 
     def wait_ready(self) -> None:
         message = self.ask_nothing()
@@ -195,12 +197,19 @@ class ProcessEnvs:
         """States by environment, so that a run can be resumed with another number of workers."""
         slots: dict[int, Any] = {}
         for worker in self.workers:
-            slots.update(worker.ask("state"))
+            answer = worker.ask("state")
+            if not isinstance(answer, dict):
+                raise RunError(f"env worker {worker.number} gave no state: {answer[1] if answer else 'it is dead'}")
+            slots.update(answer)
         return {"slots": [slots[index] for index in range(self.layout.environments)]}
 
     def restore(self, state: dict[str, Any]) -> None:
+        for group in range(len(self.groups)):
+            self.recv(group)  # the first step was asked for already; it must not hit restored environments
         for worker in self.workers:
-            worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
+            answer = worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
+            if answer is not None:
+                raise RunError(f"env worker {worker.number} cannot restore its environments: {answer[1]}")
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""

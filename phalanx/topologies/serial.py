@@ -1,7 +1,7 @@
 """serial: everything in one process, nobody waits. The oracle every other topology is tested against.
 
-    SerialEnvs -> Collector -> Experience -> Learner -> LocalStore
-         ^________________________________________________|  the next act uses the new parameters
+SerialEnvs -> Collector -> Experience -> Learner -> LocalStore
+     ^________________________________________________|  the next act uses the new parameters
 """
 
 from __future__ import annotations

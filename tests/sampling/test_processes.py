@@ -198,7 +198,9 @@ def test_workers_leave_when_the_owner_is_killed(hang, tmp_path):
     )
     shared_before = set(os.listdir("/dev/shm"))
     path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
-    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    owner = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"ready\n"
     workers = descendants(owner.pid)
