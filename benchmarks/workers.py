@@ -19,12 +19,12 @@ from phalanx.sampling.processes import ProcessEnvs
 
 
 def speed(
-    config: AtariConfig, workers: int, per_worker: int, groups: int, raw: bool, tricks: bool, seconds: float
+    config: AtariConfig, workers: int, per_worker: int, groups: int, raw: bool, balanced: bool, seconds: float
 ) -> float:
-    """Steps per second under random actions; `tricks` are spinning and balancing."""
+    """Steps per second under random actions; with or without balancing."""
     cores = core_list()[len(core_list()) - workers :]
-    spin, balance = (0.003, 0.5) if tricks else (0.0, 0.0)
-    envs = ProcessEnvs(MakeEnv(config, 0, raw), workers, per_worker, groups, cores=cores, spin=spin, balance=balance)
+    balance = 1.0 if balanced else 0.0
+    envs = ProcessEnvs(MakeEnv(config, 0, raw), workers, per_worker, groups, cores=cores, balance=balance)
     actions = np.random.default_rng(0).integers(envs.spec.actions, size=(4096, workers * per_worker))
 
     def run(seconds: float) -> float:
@@ -46,7 +46,7 @@ def speed(
     try:
         for group in range(groups):
             envs.recv(group)
-        run(4.0)
+        run(5.0)
         envs.exchange.busy[:] = 0
         envs.balanced_at = (time.monotonic(), envs.exchange.busy.copy())
         begin = time.perf_counter()
@@ -66,15 +66,15 @@ def main() -> None:
     small = AtariConfig(game, frame="104x80")
     large = dataclasses.replace(small, frame="84x84")
     emulator(game, workers, per_worker, seconds)
-    for name, config, groups, raw, tricks in [
+    for name, config, groups, raw, balanced in [
         ("104x80, 1 group", small, 1, False, False),
         ("104x80, 2 groups", small, 2, False, False),
-        ("104x80, 2 groups, spinning and balanced", small, 2, False, True),
-        ("104x80, 2 groups, spinning and balanced, raw", small, 2, True, True),
-        ("84x84, 2 groups, spinning and balanced", large, 2, False, True),
-        ("84x84, 2 groups, spinning and balanced, raw", large, 2, True, True),
+        ("104x80, 2 groups, balanced", small, 2, False, True),
+        ("104x80, 2 groups, balanced, raw", small, 2, True, True),
+        ("84x84, 2 groups, balanced", large, 2, False, True),
+        ("84x84, 2 groups, balanced, raw", large, 2, True, True),
     ]:
-        print(f"{name}: {speed(config, workers, per_worker, groups, raw, tricks, seconds):,.0f}", flush=True)
+        print(f"{name}: {speed(config, workers, per_worker, groups, raw, balanced, seconds):,.0f}", flush=True)
     emulator(game, workers, per_worker, seconds)
 
 

@@ -19,6 +19,7 @@ from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvStep
 
+KEPT_STREAMS: list[torch.cuda.Stream] = []  # a stream given back would be handed out again
 WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
 
 
@@ -104,7 +105,11 @@ class CapturedCollector(Collector):
 
 
 def capture(work: Callable[[], None], undo: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted."""
+    """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted.
+
+    Each graph is captured on a stream of its own: libraries keep scratch memory per stream, and graphs that run side
+    by side must not share it.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -114,8 +119,9 @@ def capture(work: Callable[[], None], undo: Callable[[], Any]) -> torch.cuda.CUD
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
+    KEPT_STREAMS.append(stream)
     return graph
 
 

@@ -9,8 +9,6 @@ from phalanx.errors import UserError
 from phalanx.runtime.affinity import core_list, usable_cores
 from phalanx.runtime.device import Compute
 
-SPIN = 0.003
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -20,7 +18,6 @@ class Placement:
     envs_per_worker: int
     cores: list[int] | None  # one per worker; None: not pinned
     owner_threads: int
-    spin: float = 0.0  # seconds a worker looks for work before it sleeps
     balance: float = 0.0  # seconds between two attempts to balance the workers
 
     def describe(self) -> str:
@@ -53,11 +50,9 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
     free = cores[reserve:] if count == len(cores) else []  # under a quota the scheduler knows better
     pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None
     threads = experiment.run.threads or (1 if compute.device.type == "cuda" else count)
-    # a worker may spin only where nobody else wants its core
-    spin = SPIN if pinned and compute.device.type == "cuda" else 0.0
     # moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed
     balance = experiment.sampler.balance if isinstance(experiment.env, AtariConfig) and workers > 1 else 0.0
-    return Placement(workers, environments // workers, pinned, threads, spin, balance)
+    return Placement(workers, environments // workers, pinned, threads, balance)
 
 
 def _largest_divisor(value: int, limit: int) -> int:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -66,11 +67,12 @@ class WorkerHandle:
             send(self.control, orders)
 
     def wait_ready(self) -> None:
-        message = self.ask_nothing()
+        message = self.hear()
         if message != "ready":
             raise WorkerFailed(message[1] if message else "it died without a word")
 
-    def ask_nothing(self) -> Any:
+    def hear(self) -> Any:
+        """The next message; an error tuple if none comes."""
         try:
             return receive(self.control)
         except (TimeoutError, OSError) as error:
@@ -82,7 +84,7 @@ class WorkerHandle:
             send(self.control, (kind, content))
         except OSError as error:
             raise RunError(f"env worker {self.number} cannot be reached: {error}") from None
-        return self.ask_nothing()
+        return self.hear()
 
     def last_words(self) -> str:
         """Why it died: the traceback it sent, or the signal that killed it."""
@@ -107,7 +109,7 @@ class WorkerHandle:
             self.death_watch = -1
 
 
-class WorkerFailed(Exception):
+class WorkerFailed(Exception):  # noqa: N818
     """A worker could not make its environments."""
 
 
@@ -124,7 +126,6 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
-        spin: float = 0.0,
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -133,7 +134,6 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
-        self.spin = spin
         self.balance_every = balance
         self.report = report
         probe = factory(0, 0)
@@ -141,7 +141,7 @@ class ProcessEnvs:
         probe.close()
         self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups)
         self.groups = group_slices(self.layout.environments, groups)
-        self.rows = [[share(group, worker, workers) for group in self.groups] for worker in range(workers)]
+        self.rows = shares(self.groups, workers)
         self.exchange = Exchange(self.layout)
         self.balanced_at = (time.monotonic(), np.zeros(workers))
         self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
@@ -184,14 +184,26 @@ class ProcessEnvs:
         since, busy_then = self.balanced_at
         if not self.balance_every or time.monotonic() - since < self.balance_every:
             return
-        busy = self.exchange.busy.copy()
-        for source, target, group in moves(self.rows, busy - busy_then):
+        gone: dict[int, list[int]] = defaultdict(list)
+        come: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for source, target, group in moves(self.rows, self.exchange.busy - busy_then):
             index = self.rows[source][group].pop()
             self.rows[target][group].append(index)
-            state = self.workers[source].ask("give", [index])
-            if isinstance(state, dict):
-                self.workers[target].ask("take", [(index, group, state[index])])
+            gone[source].append(index)
+            come[target].append((index, group))
+        states: dict[int, Any] = {}
+        for answer in self._ask_all("give", dict(gone)):
+            states.update(answer if isinstance(answer, dict) else {})
+        # what a dying worker could not hand over begins anew where it was to go
+        self._ask_all("take", {to: [(i, group, states.get(i)) for i, group in of] for to, of in come.items()})
         self.balanced_at = (time.monotonic(), self.exchange.busy.copy())
+
+    def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
+        """Ask several workers at once; one that is dead gives an error, and `recv` will find it."""
+        for number, content in questions.items():
+            with contextlib.suppress(OSError):
+                send(self.workers[number].control, (kind, content))
+        return [self.workers[number].hear() for number in questions]
 
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
@@ -256,7 +268,6 @@ class ProcessEnvs:
             rows=self.rows[handle.number],
             rules=self.rules,
             core=core,
-            spin=self.spin,
             spares=2 + len(self._rows(handle.number)) // 4 if self.balance_every else 0,
             memory=self.exchange.descriptor,
             wake=handle.wake,
@@ -317,7 +328,17 @@ class ProcessEnvs:
         self._watch()
 
 
-def share(group: slice, worker: int, workers: int) -> list[int]:
-    """The rows of a group a worker begins with: contiguous, as equal as can be."""
-    size = group.stop - group.start
-    return list(range(group.start + size * worker // workers, group.start + size * (worker + 1) // workers))
+def shares(groups: list[slice], workers: int) -> list[list[list[int]]]:
+    """rows[worker][group]: contiguous parts; what is left over when a group does not divide goes to the workers after
+    those that got more of the group before, so that all hold as equal a number as can be."""
+    rows: list[list[list[int]]] = [[] for _ in range(workers)]
+    turn = 0
+    for group in groups:
+        least, extra = divmod(group.stop - group.start, workers)
+        start = group.start
+        for worker in range(workers):
+            count = least + ((worker - turn) % workers < extra)
+            rows[worker].append(list(range(start, start + count)))
+            start += count
+        turn += extra
+    return rows

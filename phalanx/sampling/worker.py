@@ -35,7 +35,6 @@ class Orders:
     rows: list[list[int]]  # environments of each group
     rules: SlotRules
     core: int | None
-    spin: float  # seconds to look for work before going to sleep
     spares: int  # environments made ahead, for those that move here later
     memory: int  # descriptors
     wake: int
@@ -49,34 +48,27 @@ class Worker:
         self.orders = orders
         self.control = control
         self.exchange = Exchange(orders.layout, orders.memory)
-        self.groups = [[self._slot(index, group) for index in rows] for group, rows in enumerate(orders.rows)]
+        self.groups = [
+            [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
+        ]
         self.spares = [orders.factory(0, 0) for _ in range(orders.spares)]
         self.next_group = 0
         self.poll = select.poll()
         self.poll.register(orders.wake, select.POLLIN)
         self.poll.register(control.fileno(), select.POLLIN)
 
-    def _slot(self, index: int, group: int) -> Slot:
+    def _slot(self, index: int, group: int, incarnation: int) -> Slot:
         orders = self.orders
-        slot = Slot(index, orders.factory(index, orders.incarnation), self.exchange.step, orders.rules)
-        slot.incarnation = orders.incarnation
+        slot = Slot(index, orders.factory(index, incarnation), self.exchange.step, orders.rules)
+        slot.incarnation = incarnation
         slot.requests = int(self.exchange.done[orders.worker, group])  # a successor counts on
         return slot
 
     def serve(self) -> None:
         """Step what was asked for; prepare resets while nothing is; sleep when nothing is left to do."""
         while True:
-            if not self.serve_groups() and not self.use_idle_moment() and not self.spin():
+            if not self.serve_groups() and not self.use_idle_moment():
                 self.sleep(None)
-
-    def spin(self) -> bool:
-        """Look for work for a short while, on a core of one's own: a core that sleeps wakes up slow and cold."""
-        request, done = (table[self.orders.worker] for table in (self.exchange.request, self.exchange.done))
-        end = time.perf_counter() + self.orders.spin
-        while time.perf_counter() < end:
-            if (request != done).any():
-                return True
-        return False
 
     def serve_groups(self) -> bool:
         """One pass over the groups, the longest waiting first; was anything asked for?"""
@@ -144,11 +136,14 @@ class Worker:
         return states
 
     def take(self, arrivals: list[tuple[int, int, Any]]) -> None:
-        """Take over environments (index, group, state)."""
+        """Take over environments (index, group, state); one whose state was lost begins anew."""
         for index, group, state in arrivals:
-            env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
-            slot = Slot(index, env, self.exchange.step, self.orders.rules)
-            slot.restore(state)
+            if state is None:
+                slot = self._slot(index, group, self.orders.incarnation + 1)
+            else:
+                env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
+                slot = Slot(index, env, self.exchange.step, self.orders.rules)
+                slot.restore(state)
             self.groups[group].append(slot)
 
 

@@ -53,7 +53,6 @@ def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], 
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
-        spin=placement.spin,
         balance=placement.balance,
         report=report,
     )
