@@ -181,8 +181,8 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
     from phalanx.config import Experiment
 
     base, flags = choose_topology(base, flags)
-    kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]  # type: ignore[valid-type]
-    return tyro.cli(kind, prog=program, default=base, args=flags)  # type: ignore[no-any-return]
+    kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]
+    return tyro.cli(kind, prog=program, default=base, args=flags)
 
 
 def choose_topology(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:

@@ -15,7 +15,7 @@ class RunError(Exception):
     """The run cannot go on (not finite, too many dead workers, full disk); shown as one line, exit code 1."""
 
 
-class NotFinite(RunError):
+class NotFinite(RunError):  # noqa: N818
     """A NaN or an infinity; carries the rollout or batch it was found in."""
 
     def __init__(self, sentence: str, batch: Any) -> None:

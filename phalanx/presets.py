@@ -98,9 +98,9 @@ PONG = Experiment(
 PONG_FAST = dataclasses.replace(
     PONG,
     env=AtariConfig("pong", frame="104x80"),
-    model=ModelConfig(torso="nips", padding=True),
-    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=7e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
+    model=ModelConfig(torso="nature", padding=True),
+    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
     sampler=SamplerConfig(environments=120, horizon=32, groups=2, decorrelation=300),
     topology=SynchronousConfig(overlap=True),
 )
@@ -108,7 +108,6 @@ PONG_FAST = dataclasses.replace(
 BREAKOUT_FAST = dataclasses.replace(
     PONG_FAST,
     env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
-    model=ModelConfig(torso="nature", padding=True),
     sampler=SamplerConfig(environments=240, horizon=32, groups=2, decorrelation=300),
     run=RunConfig(steps=20_000_000, target_score=300.0),
 )

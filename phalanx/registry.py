@@ -70,7 +70,7 @@ class MakeEnv:
     def __call__(self, index: int, incarnation: int = 0) -> Env:
         seed = np.random.SeedSequence(entropy=self.seed, spawn_key=(index, incarnation))
         make = find(ENVS[type(self.config)](self.config))
-        return make(self.config, seed, raw=True) if self.raw else make(self.config, seed)  # type: ignore[no-any-return]
+        return make(self.config, seed, raw=True) if self.raw else make(self.config, seed)
 
 
 def make_network(experiment: Experiment, spec: EnvSpec) -> nn.Module:
@@ -120,12 +120,12 @@ def make_algorithm(experiment: Experiment, model: nn.Module) -> Algorithm:
     algorithm = experiment.algorithm
     make = find(ALGORITHMS[type(algorithm)])
     if isinstance(algorithm, PPOConfig):
-        return make(algorithm, experiment.run.steps)  # type: ignore[no-any-return]
+        return make(algorithm, experiment.run.steps)
     if isinstance(algorithm, DQNConfig):
-        return make(algorithm, model, experiment.sampler.rollout_steps)  # type: ignore[no-any-return]
-    return make(algorithm)  # type: ignore[no-any-return]
+        return make(algorithm, model, experiment.sampler.rollout_steps)
+    return make(algorithm)
 
 
 def topology(experiment: Experiment) -> Callable[..., Any]:
     """The function that runs an experiment's topology."""
-    return find(TOPOLOGIES[experiment.topology.name])  # type: ignore[no-any-return]
+    return find(TOPOLOGIES[experiment.topology.name])

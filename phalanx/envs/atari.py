@@ -166,6 +166,7 @@ class AtariEnv:
     def reset(self, frame: np.ndarray) -> None:
         """Begin a game, or go on with it after a lost life, and write the frame."""
         if self._goes_on:
+            assert self._kept is not None
             np.copyto(self._screen.screens, self._kept)
             self._press_start()
         if not self._goes_on or self._ale.game_over():

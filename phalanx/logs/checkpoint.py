@@ -332,7 +332,10 @@ def _digest(body: Any) -> str:
 
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        return digest.hexdigest()
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ class Collector:
         self.finished: list[float] = []  # raw scores of games that ended since last asked
         self.primed = False
 
-    def collect(self, progress: Progress, meanwhile: Callable[[], None] = lambda: None) -> Rollout:
+    def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
         """The next `horizon` steps of every environment under the policy's present parameters; `meanwhile` is called
         whenever a group was sent off and the environments are busy."""
         rollout, groups = self.rollout, range(len(self.envs.groups))

@@ -45,7 +45,8 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
     if environments % workers:
         raise UserError(
             f"{environments} environments do not divide among {workers} workers; use --sampler.workers "
-            f"{_largest_divisor(environments, workers)} or --sampler.environments {-(-environments // workers) * workers}"
+            f"{_largest_divisor(environments, workers)} or --sampler.environments "
+            f"{-(-environments // workers) * workers}"
         )
     free = cores[reserve:] if count == len(cores) else []  # under a quota the scheduler knows better
     pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None

@@ -146,6 +146,7 @@ class ProcessEnvs:
         self.balanced_at = (time.monotonic(), np.zeros(workers))
         self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
         self.deaths = 0
+        self.ready = False
         self.closed = False
         self.workers: list[WorkerHandle] = []
         self.polls: list[select.poll] = []
@@ -157,6 +158,8 @@ class ProcessEnvs:
 
     def recv(self, group: int) -> EnvStep:
         """Wait until every worker has finished its rows of the group; replace those that die or hang meanwhile."""
+        if not self.ready:
+            self._wait_until_ready()
         exchange = self.exchange
         request, done = exchange.request[:, group], exchange.done[:, group]
         deadline = time.monotonic() + self.timeout
@@ -245,18 +248,22 @@ class ProcessEnvs:
         self.exchange.close()
 
     def _start_all(self) -> None:
+        """Start every worker and ask for the first step; they make their environments while the owner goes on."""
         for number in range(self.layout.workers):
             handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
             self.workers.append(handle)
             handle.start(self._orders(handle))
+        self._watch()
+        for group in range(self.layout.groups):
+            self._request(group)
+
+    def _wait_until_ready(self) -> None:
         for worker in self.workers:
             try:
                 worker.wait_ready()
             except WorkerFailed as failure:
                 raise RunError(f"env worker {worker.number} could not start: {failure}") from None
-        self._watch()
-        for group in range(self.layout.groups):
-            self._request(group)
+        self.ready = True
 
     def _orders(self, handle: WorkerHandle) -> Orders:
         core = self.cores[handle.number % len(self.cores)] if self.cores else None

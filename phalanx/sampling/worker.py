@@ -7,6 +7,7 @@ the traceback it dies with. It sleeps in `poll` on the socket too, so it notices
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -17,9 +18,11 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.envs import Env
 from phalanx.sampling.exchange import Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
 
@@ -51,7 +54,7 @@ class Worker:
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
-        self.spares = [orders.factory(0, 0) for _ in range(orders.spares)]
+        self.spares: list[Env] = []
         self.next_group = 0
         self.poll = select.poll()
         self.poll.register(orders.wake, select.POLLIN)
@@ -92,13 +95,16 @@ class Worker:
         return served
 
     def use_idle_moment(self) -> bool:
-        """Prepare one environment's next reset; False when all are prepared."""
-        for slot in self.slots():
-            if not slot.prepared:
-                slot.prepare()
-                self.sleep(0)
-                return True
-        return False
+        """Prepare one environment's next reset, or make a spare; False when nothing is left to prepare."""
+        slot = next((slot for slot in self.slots() if not slot.prepared), None)
+        if slot is not None:
+            slot.prepare()
+        elif len(self.spares) < self.orders.spares:
+            self.spares.append(self.orders.factory(0, 0))
+        else:
+            return False
+        self.sleep(0)
+        return True
 
     def sleep(self, timeout_ms: int | None) -> None:
         """Until the owner asks for a step or sends a message; exits when the owner is gone."""
@@ -112,7 +118,12 @@ class Worker:
         if message is None:
             sys.exit(0)  # the owner closed the socket, or died
         kind, content = message
-        answers = {"state": self.state, "restore": self.restore, "give": self.give, "take": self.take}
+        answers: dict[str, Callable[[Any], Any]] = {
+            "state": self.state,
+            "restore": self.restore,
+            "give": self.give,
+            "take": self.take,
+        }
         send(self.control, answers[kind](content))
 
     def slots(self) -> list[Slot]:
@@ -173,10 +184,8 @@ def read_exactly(connection: socket.socket, size: int) -> bytes | None:
 
 def die_with_parent() -> None:
     """Ask Linux to kill this process when the owner dies, should it hang in an environment at that moment."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
 
 
 def main() -> None:
@@ -193,10 +202,8 @@ def main() -> None:
         send(control, "ready")
         worker.serve()
     except Exception:
-        try:
+        with contextlib.suppress(OSError):
             send(control, ("error", traceback.format_exc()))
-        except OSError:
-            pass
         sys.exit(1)
 
 

@@ -148,7 +148,7 @@ def test_a_worker_killed_from_outside_is_replaced():
     try:
         play(envs, 5)
         os.kill(envs.workers[1].process.pid, signal.SIGKILL)
-        rows, actions = play(envs, 12)
+        rows, _ = play(envs, 12)
     finally:
         envs.close()
     cut = [any(flags[-1] for _, flags in deliveries) for deliveries in rows]

@@ -1,0 +1,69 @@
+"""Seconds from a process's start until the mean score of its last 100 games reaches the preset's target.
+
+    python benchmarks/time_to_score.py PRESET --seeds 0 1 2 --limit 60 -- [flags of phalanx train]
+
+Each seed is a process of its own, one after the other; the clock starts before the interpreter does. A seed that
+does not get there within the limit is reported with the score it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+
+def measure(preset: str, seed: int, limit: float, flags: list[str]) -> dict[str, Any]:
+    """One run: did it reach the target, after how many seconds and steps, at which speed?"""
+    with tempfile.TemporaryDirectory() as directory:
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "phalanx", "train", preset, "--run.directory", directory, "--run.name", "run"]
+        command += ["--run.seed", str(seed), "--run.seconds", str(limit), "--run.log-every", "1", *flags]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + 120, env=environment)
+        seconds = time.perf_counter() - started
+        if done.returncode:
+            return {"seed": seed, "reached": False, "error": done.stderr[-300:]}
+        lines = (Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        reached = "target score" in done.stdout
+        last = records[-1]
+        curve = [(round(r["time_s"]), r["steps"], r["score"] and round(r["score"], 1)) for r in records]
+        return {
+            "seed": seed,
+            "reached": reached,
+            "seconds": round(seconds, 1),
+            "steps": last["steps"],
+            "score": last["score"],
+            "sps": round(statistics.median(record["sps"] for record in records)),
+            "curve": curve[:: max(1, len(curve) // 12)],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("preset")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, default=60.0)
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, flags = own[:at], own[at + 1 :]
+    options = parser.parse_args(own)
+    results = []
+    for seed in options.seeds:
+        results.append(measure(options.preset, seed, options.limit, flags))
+        print(json.dumps(results[-1]), flush=True)
+    times = [result["seconds"] if result["reached"] else float("inf") for result in results]
+    print(f"{options.preset} {' '.join(flags)}: median {statistics.median(times):.1f} s of {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
