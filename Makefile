@@ -20,7 +20,7 @@ setup-bench: .venv/.ready-bench
 	touch $@
 
 train: setup
-	$(BIN)/phalanx train pong --env.game $(GAME) $(FLAGS)
+	$(BIN)/phalanx train default --env.game $(GAME) $(FLAGS)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -147,6 +147,7 @@ def bench(arguments: list[str]) -> int:
 def presets(arguments: list[str]) -> int:
     from phalanx.presets import PRESETS
 
+    print(f"{'default':<18} the preset for this kind of machine: pong, or pong-fast with a GPU; what `make train` runs")
     for name, (text, _) in PRESETS.items():
         print(f"{name:<18} {text}")
     return 0
@@ -169,7 +170,12 @@ def parse_experiment(command: str, arguments: list[str]) -> Experiment:
 
     if not arguments or arguments[0].startswith("-"):
         raise UserError(f"name a preset: phalanx {command} PRESET; `phalanx presets` lists them")
-    return parse_flags(f"phalanx {command} {arguments[0]}", preset(arguments[0]), arguments[1:]).settled().validate()
+    name = arguments[0]
+    if name == "default":
+        from phalanx.probe import default_preset
+
+        name = default_preset()
+    return parse_flags(f"phalanx {command} {name}", preset(name), arguments[1:]).settled().validate()
 
 
 def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:

@@ -89,7 +89,7 @@ class Learner:
         self.parameters.grad.zero_()
         with self.compute.autocast():
             loss = self.algorithm.loss(self.model, batch, scalars)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        loss.total.backward()
         return loss, self.clip()
 
     def clip(self) -> Tensor:

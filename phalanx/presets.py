@@ -164,6 +164,28 @@ def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float
 
 C51 = C51Config(epsilon_final=0.01, epsilon_eval=0.001)
 
+DQN_FAST = Experiment(
+    env=AtariConfig("pong"),
+    model=ModelConfig(torso="nips"),
+    algorithm=DQNConfig(
+        double=True,
+        n_step=3,
+        batch_size=64,
+        intensity=4,
+        replay_size=200_000,
+        learning_starts=10_000,
+        target_every=4_000,
+        epsilon_final=0.02,
+        epsilon_length=100_000,
+        epsilon_eval=0.01,
+    ),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, clip_norm=10.0),
+    sampler=SamplerConfig(environments=8, horizon=4, decorrelation=500),
+    topology=SynchronousConfig(),
+    run=RunConfig(steps=2_000_000, target_score=18.0),
+)
+"""Double, 3-step, a smaller network and memory, and a quick end of exploration: learns Pong on two cores."""
+
 GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="mlp"), run=RunConfig(steps=500_000, threads=1))
 
 A2C_VECTOR = A2CConfig(gae_lambda=0.95, value_coef=0.5, entropy_coef=0.0)
@@ -226,7 +248,7 @@ def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int)
 
 
 PRESETS: dict[str, tuple[str, Experiment]] = {
-    "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores: what `make train` runs", PONG),
+    "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores", PONG),
     "pong-fast": ("PPO tuned to bring Pong to a score of 18 soon on a GPU and many cores", PONG_FAST),
     "breakout-fast": ("PPO tuned to bring Breakout to a score of 300 soon on a GPU and many cores", BREAKOUT_FAST),
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
@@ -236,6 +258,7 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
     "double-dqn": ("Double DQN, otherwise as dqn", _dqn(32, 2.5e-4, 16, double=True)),
+    "dqn-fast": ("Double 3-step DQN with a small network and memory, for Pong on two cores", DQN_FAST),
     "c51": ("Categorical DQN, batches of 32", _c51(C51, 2.5e-4, 0.01, 0, 16)),
     "c51-2048": (
         "Categorical DQN with batches of 2,048, 256 environments",

@@ -33,6 +33,11 @@ def resolve_precision(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, precision=chosen))  # type: ignore[arg-type]
 
 
+def default_preset() -> str:
+    """The preset for this kind of machine."""
+    return "pong-fast" if torch.cuda.is_available() else "pong"
+
+
 def has_bfloat16() -> bool:
     """Does the CPU multiply bfloat16 numbers itself?"""
     try:
