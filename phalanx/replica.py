@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,13 +71,13 @@ class Replica:
             "sampling": sampling,
         }
 
-    def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any], directory: Path) -> None:
         self.parameters.load(weights)
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)
         self.store.restore(state["store"])
         self.learner.restore(state["learner"])
-        self.experience.restore(state["experience"])
+        self.experience.restore(state["experience"], directory)
         if state["sampling"] is not None:
             self.collector.restore(state["sampling"]["collector"])
             self.envs.restore(state["sampling"]["envs"])
@@ -170,8 +171,8 @@ class OverlappedReplica(Replica):
         held = {name: value for name, value in vars(self.held).items() if isinstance(value, torch.Tensor)}
         return {**super().state(with_envs), "held": held if self.has_rollout else None, "version": self.held.version}
 
-    def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        super().restore(weights, state)
+    def restore(self, weights: dict[str, torch.Tensor], state: dict[str, Any], directory: Path) -> None:
+        super().restore(weights, state, directory)
         if state.get("held") is not None:
             for name, value in state["held"].items():
                 getattr(self.held, name).copy_(value)

@@ -15,6 +15,8 @@ The loop they form, whatever the topology:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,9 +76,13 @@ class Experience(Protocol):
     def sever(self) -> None:
         """The next rollout does not continue the last one: environments began anew."""
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """What is small enough to be part of a checkpoint's state."""
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def saver(self) -> Callable[[Path], None] | None:
+        """What writes the rest into a checkpoint's directory, as it is now, while training goes on; None: no rest."""
+
+    def restore(self, state: dict[str, Any], directory: Path) -> None: ...
 
 
 class ParameterStore(Protocol):

@@ -19,12 +19,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from phalanx.config import Experiment
+from phalanx.config import DQNConfig, Experiment
 from phalanx.errors import NotFinite, RunError, UserError
+from phalanx.logs.background import BackgroundWriter
 from phalanx.logs.checkpoint import Checkpoints, Loaded
 from phalanx.logs.logger import Logger
 from phalanx.logs.metrics import ScoreWindow
 from phalanx.registry import make_evaluation_policy
+from phalanx.replay.storage import storage_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling.evaluator import evaluate
@@ -46,6 +48,7 @@ class Session:
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
+        self.background = BackgroundWriter(checkpoints)
         self.loaded = resume
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
@@ -71,7 +74,7 @@ class Session:
             raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
         except RunError:
             with contextlib.suppress(RunError):  # a full disk must not hide the reason
-                self.checkpoint(with_envs=False)
+                self.checkpoint(with_envs=False, last=True)
             raise
 
     def event(self, sentence: str) -> None:
@@ -84,7 +87,7 @@ class Session:
         self.replica, self.compute = replica, replica.compute
         self.logger = self._open_logger(spec)
         if self.loaded is not None:
-            replica.restore(self.loaded.weights, self.loaded.state["replica"])
+            replica.restore(self.loaded.weights, self.loaded.state["replica"], self.loaded.path)
             self.scores.restore(self.loaded.state["scores"])
             self.time_before = self.loaded.state["time_s"]
             self.logger.rewind(replica.progress.steps)
@@ -94,6 +97,7 @@ class Session:
         self.last_checkpoint = (now, replica.progress.updates)
         self.next_evaluation = (replica.progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         replica.timing.reset()
+        self._announce_warm_up()
 
     def goes_on(self) -> bool:
         """Is there budget left? Notes why not."""
@@ -150,22 +154,31 @@ class Session:
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 "learning_rate": replica.learner.learning_rate(progress),
+                **self._warm_up(),
                 **replica.learner.take_metrics(),
                 **(extra or {}),
             }
         )
 
-    def checkpoint(self, with_envs: bool = True) -> Path:
-        """Write the whole state of the run."""
+    def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
+        """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
+        last; while that goes on no other is begun."""
         progress = self.replica.progress
+        if self.background.busy and not last:
+            return None
         state = {
             "replica": self.replica.state(with_envs),
             "scores": self.scores.state(),
             "time_s": self.time_s,
         }
-        path = self.checkpoints.write(self.replica.weights(), state, progress.steps, self._score())
+        contents = (self.replica.weights(), state, progress.steps, self._score())
         self.last_checkpoint = (time.perf_counter(), progress.updates)
-        return path
+        saver = self.replica.experience.saver()
+        if saver is None or last:
+            self.background.finish()
+            return self.checkpoints.write(*contents, saver)
+        self.background.write(*contents, saver)
+        return None
 
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
         """Run a topology to its end, whatever that is; the exit code."""
@@ -192,7 +205,7 @@ class Session:
     def _finish(self, with_envs: bool) -> None:
         if self.replica.progress.steps > self.last_record[1]:
             self.record()
-        path = self.checkpoint(with_envs)
+        path = self.checkpoint(with_envs, last=True)
         progress = self.replica.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
         self.logger.summary(
@@ -218,7 +231,7 @@ class Session:
         if not all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
             return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
         with contextlib.suppress(RunError):  # a full disk must not hide the reason
-            self.checkpoint(with_envs=False)
+            self.checkpoint(with_envs=False, last=True)
         return f"{batch}, the last good parameters are kept"
 
     def _evaluate(self) -> None:
@@ -238,6 +251,23 @@ class Session:
             device=str(self.compute.device),
             seconds=run.seconds,
         )
+
+    def _announce_warm_up(self) -> None:
+        """Say what the replay memory takes and when learning will start."""
+        algorithm, spec = self.experiment.algorithm, self.replica.envs.spec.seen
+        if isinstance(algorithm, DQNConfig):
+            memory = storage_bytes(spec, self.experiment.sampler.environments, algorithm.replay_size)
+            self.event(
+                f"the replay memory of {algorithm.replay_size:,} steps takes up to {memory / 1e9:.2f} GB; "
+                f"learning starts after {algorithm.learning_starts:,} steps"
+            )
+
+    def _warm_up(self) -> dict[str, float]:
+        """How far the memory is filled before learning starts."""
+        algorithm, steps = self.experiment.algorithm, self.replica.progress.steps
+        if not isinstance(algorithm, DQNConfig) or steps >= algorithm.learning_starts:
+            return {}
+        return {"warmup": steps / algorithm.learning_starts}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""

@@ -58,12 +58,15 @@ class StartStates:
             return self._starts[boot, noops]
 
     def _make(self, boot: int, noops: int) -> Start:
-        self._ale.restoreState(self._starts[boot, 0].state)
-        for done in range(1, noops + 1):
+        """Go on from the nearest start before; those on the way are kept as well."""
+        known = max(frames for frames in range(noops) if (boot, frames) in self._starts)
+        self._ale.restoreState(self._starts[boot, known].state)
+        for done in range(known + 1, noops + 1):
             self._ale.act(Action.NOOP)
             if self._ale.game_over():
                 return self.get((boot + 1) % BOOTS, noops - done)
-        return self._here()
+            self._starts[boot, done] = self._here()
+        return self._starts[boot, noops]
 
     def _here(self) -> Start:
         screen = self._ale.getScreen()

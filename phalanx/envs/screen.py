@@ -79,6 +79,9 @@ class AreaResize:
         self.column_weights = np.ascontiguousarray(column_weights.T)  # [40, 21]
         self.block_rows = rows // self.blocks
         self.scale = np.float32(self.block_rows * len(self.column_weights))
+        # rows and columns in one matrix, where it stays small
+        small = self.block_rows <= 5
+        self.joint = np.kron(self.row_weights.T, self.column_weights) if small else None
 
     def sums(self, blocks: np.ndarray) -> np.ndarray:
         """[k, block_rows, 160] float32 blocks of a screen -> [k, rows out, 84] weighted sums."""
@@ -87,7 +90,16 @@ class AreaResize:
         return sums.reshape(*rows.shape[:2], 84)
 
     def __call__(self, blocks: np.ndarray) -> np.ndarray:
-        mean = self.sums(blocks)
+        """[k, block_rows, 160] grey blocks -> [k, rows out, 84] frame rows."""
+        if self.joint is None:
+            mean = self.sums(blocks.astype(np.float32))
+        else:
+            # one product for both directions: few calls matter more than few operations on so little data
+            columns = len(self.column_weights)
+            tiles = blocks.reshape(len(blocks), self.block_rows, -1, columns).transpose(0, 2, 1, 3)
+            mean = tiles.astype(np.float32, order="C").reshape(-1, self.block_rows * columns) @ self.joint
+            shape = (len(blocks), WIDTH // columns, len(self.row_weights), -1)
+            mean = mean.reshape(shape).transpose(0, 2, 1, 3).reshape(len(blocks), -1, 84)
         np.divide(mean, self.scale, out=mean)
         np.rint(mean, out=mean)
         return mean.astype(np.uint8)
@@ -172,7 +184,7 @@ class AreaScreen:
             for shown, table in zip(self._shown, self._tables, strict=True):
                 color = np.frombuffer(bytearray(raw).translate(table), np.uint8)
                 color = color.reshape(len(raw), changed.size, -1, WIDTH)
-                shown[changed] = self._resize(np.maximum(color[0], color[-1]).astype(np.float32))
+                shown[changed] = self._resize(np.maximum(color[0], color[-1]))
         np.copyto(frame, self._frame)
 
     def _changed(self) -> np.ndarray:

@@ -3,6 +3,7 @@
     checkpoints/step-000001234567/  model.safetensors   the weights, name -> tensor
                                     state.safetensors   every other tensor, array and byte string
                                     state.json          the rest of the state; arrays are references into the above
+                                    replay-*.bin        the replay memory, if it is part of checkpoints
                                     manifest.json       format, steps, score, time, size and checksum of each file
     checkpoints/best.json           names the checkpoint with the best score
 
@@ -151,8 +152,16 @@ class Checkpoints:
         self.report = report  # told about each checkpoint that cannot be used
         self._unusable: set[Path] = set()  # those `load` found damaged
 
-    def write(self, weights: dict[str, Tensor], state: Any, steps: int, score: float | None) -> Path:
-        """Write a checkpoint, or leave all as it was; older ones beyond `keep`, and any of later steps, then go."""
+    def write(
+        self,
+        weights: dict[str, Tensor],
+        state: Any,
+        steps: int,
+        score: float | None,
+        extra: Callable[[Path], None] | None = None,
+    ) -> Path:
+        """Write a checkpoint, or leave all as it was; older ones beyond `keep`, and any of later steps, then go.
+        `extra` may put further files, too large for `state`, into the directory it is given."""
         final = self.directory / f"step-{steps:012d}"
         temporary = self.directory / f".tmp-{final.name}"
         values, tensors = pack(state)
@@ -163,6 +172,8 @@ class Checkpoints:
             save_file(_separate(weights), temporary / FILES[0])
             save_file(_separate(tensors), temporary / FILES[1])
             (temporary / FILES[2]).write_text(json.dumps(values, allow_nan=False))
+            if extra is not None:
+                extra(temporary)
             (temporary / "manifest.json").write_text(_manifest(temporary, steps, score))
             for path in (*temporary.iterdir(), temporary):
                 _sync(path)
@@ -256,8 +267,8 @@ class Checkpoints:
 
 def _read(path: Path, device: str | torch.device) -> Loaded:
     manifest = _read_manifest(path)
-    for name in FILES:
-        _check(path / name, manifest["files"][name])
+    for name, expected in manifest["files"].items():
+        _check(path / name, expected)
     try:
         weights = load_file(path / FILES[0], device=str(device))
         state = unpack(json.loads((path / FILES[2]).read_text()), load_file(path / FILES[1]))
@@ -288,7 +299,8 @@ def _check(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _manifest(directory: Path, steps: int, score: float | None) -> str:
-    files = {n: {"bytes": (directory / n).stat().st_size, "sha256": _checksum(directory / n)} for n in FILES}
+    paths = sorted(directory.iterdir())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _checksum(path)} for path in paths}
     score = float(score) if score is not None and math.isfinite(score) else None
     body = {"format": FORMAT, "steps": steps, "score": score, "time": time.time(), "files": files}
     return json.dumps({**body, "sha256": _digest(body)}, indent=2) + "\n"

@@ -88,6 +88,7 @@ class PlainLines:
             (f"fps={_number(_frames_per_second(values, self._goal))}", 14),
             (f"games={values['episodes']}", 13),
             (f"updates={values['updates']}", 16),
+            *([(f"warmup={values['warmup']:.0%}", 12)] if "warmup" in values else []),
             *((f"{stage}={_number(share, '.0%')}", 11) for stage, share in _shares(values).items()),
             (f"left={_duration(self._goal.left(values))}", 0),
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +38,10 @@ class Latest:
     def state(self) -> dict[str, Any]:
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def saver(self) -> Callable[[Path], None] | None:
+        """Nothing is large."""
+
+    def restore(self, state: dict[str, Any], directory: Path) -> None: ...
 
 
 class Replay:
@@ -75,13 +80,17 @@ class Replay:
         self.index.update(ids, priorities)
 
     def state(self) -> dict[str, Any]:
-        """The memory, or nothing if it is not part of checkpoints; see FrameStorage.state on views."""
+        """What is small of the memory, or nothing if it is not part of checkpoints."""
         return {"storage": self.storage.state(), "index": self.index.state()} if self.checkpointed else {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def saver(self) -> Callable[[Path], None] | None:
+        """Writes the large part into a checkpoint's directory."""
+        return self.storage.saver() if self.checkpointed else None
+
+    def restore(self, state: dict[str, Any], directory: Path) -> None:
         """Fill a fresh memory; without a saved one it stays empty."""
         if state:
-            self.storage.restore(state["storage"])
+            self.storage.restore(state["storage"], directory)
             self._move()
             self.index.restore(state["index"])
 

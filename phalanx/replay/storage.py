@@ -9,7 +9,11 @@ times B plus its environment: it is never used twice, so a late priority cannot 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +25,28 @@ from phalanx.runtime.affinity import free_memory
 from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
 
 TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
+SAVED_AT_ONCE = 1 << 24  # bytes of frames written between two looks at who is waiting
 MIN_LAST_FRAMES = 8  # first size of the table of truncated episodes' last frames
 TABLES = ("frames", "history", "action", "reward", "end", "cut")
+
+
+class Snapshot:
+    """Time rows that are being saved while the storage goes on: those not saved yet must not be overwritten."""
+
+    def __init__(self, rows: range) -> None:
+        self.rows = rows
+        self.saved = rows.start  # rows before this one are safe in the file
+        self.moved = threading.Condition()
+
+    def advance(self, row: int) -> None:
+        with self.moved:
+            self.saved = max(self.saved, row)
+            self.moved.notify_all()
+
+    def wait_for(self, row: int) -> None:
+        """Until the rows before `row` are saved."""
+        with self.moved:
+            self.moved.wait_for(lambda: self.saved >= min(row, self.rows.stop))
 
 
 class FrameStorage:
@@ -48,6 +72,7 @@ class FrameStorage:
             )
         self.rows = self.length * environments
         self.written = 0  # time rows ever written
+        self.snapshot: Snapshot | None = None
         # zeros, not empty: the system hands out such memory lazily, and no read ever meets a stray NaN
         self.frames = self._table(torch_dtype(spec.frame_dtype), spec.frame_shape)
         self.history = self._table(torch.uint8)
@@ -86,6 +111,8 @@ class FrameStorage:
                 f"a rollout of {steps} steps does not fit into a memory of {self.length} steps per environment; raise "
                 f"algorithm.replay_size to at least {(steps + self.stack + self.n_step) * self.environments}"
             )
+        if self.snapshot is not None:
+            self.snapshot.wait_for(self.written + steps - self.length)
         self._release((self.written + steps - self.length) * self.environments)
         columns = (
             (self.frames, rollout.frames[self.stack - 1 :]),
@@ -173,29 +200,63 @@ class FrameStorage:
             self.free.append(self.held.popleft()[1])
 
     def state(self) -> dict[str, Any]:
-        """The filled part, as views where possible; written out at once or copied, before the next `put`."""
+        """What is small; `saver` writes the tables."""
         ids, slots = zip(*self.held, strict=True) if self.held else ((), ())
         return {
             "written": self.written,
             "length": self.length,
-            "tables": {name: getattr(self, name)[: self.filled] for name in TABLES},
+            "environments": self.environments,
             "last_ids": list(ids),
             "last_frames": self.last_frames[list(slots)],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Fill a fresh storage."""
-        if state["length"] != self.length or state["tables"]["action"].shape[1] != self.environments:
+    def saver(self) -> Callable[[Path], None]:
+        """A function that writes the tables as they are now into a directory, in another thread if need be: the oldest
+        rows first, which are the next to be overwritten, so that `put` hardly ever waits."""
+        snapshot = self.snapshot = Snapshot(range(self.written - self.filled, self.written))
+        frame_bytes = self.frames[0].numel() * self.frames.element_size()
+        step = max(1, SAVED_AT_ONCE // frame_bytes)
+
+        def save(directory: Path) -> None:
+            try:
+                with contextlib.ExitStack() as stack:
+                    files = {name: stack.enter_context((directory / table_file(name)).open("wb")) for name in TABLES}
+                    for start in range(snapshot.rows.start, snapshot.rows.stop, step):
+                        stop = min(start + step, snapshot.rows.stop)
+                        for rows in ring_slices(range(start, stop), self.length):
+                            for name, file in files.items():
+                                file.write(
+                                    getattr(self, name)[rows].cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                                )
+                        snapshot.advance(stop)
+            finally:
+                snapshot.advance(snapshot.rows.stop)
+
+        return save
+
+    def restore(self, state: dict[str, Any], directory: Path) -> None:
+        """Fill a fresh storage from a state and the tables that `saver` wrote."""
+        if state["length"] != self.length or state["environments"] != self.environments:
             raise UserError(
-                f"the checkpoint's memory has {state['tables']['action'].shape[1]} environments x {state['length']} "
+                f"the checkpoint's memory has {state['environments']} environments x {state['length']} "
                 f"steps, this run has {self.environments} x {self.length}; resume with the same algorithm.replay_size "
                 f"and sampler.environments"
             )
         self.written = state["written"]
-        for name, values in state["tables"].items():
-            getattr(self, name)[: self.filled] = values.to(self.device)
+        for name in TABLES:
+            table = getattr(self, name)
+            saved = torch.from_numpy(np.fromfile(directory / table_file(name), np.uint8)).view(table.dtype)
+            saved, done = saved.view(-1, *table.shape[1:]), 0
+            for rows in ring_slices(range(self.written - self.filled, self.written), self.length):
+                count = rows.stop - rows.start
+                table[rows] = saved[done : done + count].to(self.device)
+                done += count
         if state["last_ids"]:
             self._keep_last_frames(state["last_ids"], state["last_frames"])
+
+
+def table_file(name: str) -> str:
+    return f"replay-{name}.bin"
 
 
 def ring_slices(span: range, size: int) -> list[slice]:

@@ -143,6 +143,7 @@ class ProcessEnvs:
         self.groups = group_slices(self.layout.environments, groups)
         self.rows = shares(self.groups, workers)
         self.exchange = Exchange(self.layout)
+        self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.balanced_at = (time.monotonic(), np.zeros(workers))
         self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
         self.deaths = 0
@@ -163,7 +164,7 @@ class ProcessEnvs:
         exchange = self.exchange
         request, done = exchange.request[:, group], exchange.done[:, group]
         deadline = time.monotonic() + self.timeout
-        while not np.array_equal(request, done):
+        while (request != done).any():
             wait = deadline - time.monotonic()
             if wait <= 0:
                 self._replace_hung(group)
@@ -175,7 +176,7 @@ class ProcessEnvs:
                         os.eventfd_read(descriptor)
                 else:
                     self._replace(self._worker_behind(descriptor))
-        return exchange.step[self.groups[group]]
+        return self.steps[group]
 
     def send(self, group: int, actions: np.ndarray) -> None:
         self.exchange.action[self.groups[group]] = actions
@@ -275,7 +276,6 @@ class ProcessEnvs:
             rows=self.rows[handle.number],
             rules=self.rules,
             core=core,
-            spares=2 + len(self._rows(handle.number)) // 4 if self.balance_every else 0,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wakes=self.owner_wakes,

@@ -38,7 +38,6 @@ class Orders:
     rows: list[list[int]]  # environments of each group
     rules: SlotRules
     core: int | None
-    spares: int  # environments made ahead, for those that move here later
     memory: int  # descriptors
     wake: int
     owner_wakes: list[int]
@@ -54,7 +53,7 @@ class Worker:
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
-        self.spares: list[Env] = []
+        self.spares: list[Env] = []  # of environments that moved away
         self.next_group = 0
         self.poll = select.poll()
         self.poll.register(orders.wake, select.POLLIN)
@@ -95,14 +94,11 @@ class Worker:
         return served
 
     def use_idle_moment(self) -> bool:
-        """Prepare one environment's next reset, or make a spare; False when nothing is left to prepare."""
+        """Prepare one environment's next reset; False when all are prepared."""
         slot = next((slot for slot in self.slots() if not slot.prepared), None)
-        if slot is not None:
-            slot.prepare()
-        elif len(self.spares) < self.orders.spares:
-            self.spares.append(self.orders.factory(0, 0))
-        else:
+        if slot is None:
             return False
+        slot.prepare()
         self.sleep(0)
         return True
 

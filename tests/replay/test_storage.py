@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from phalanx.errors import UserError
 from phalanx.replay import experience
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.indexing import PrioritizedIndex, UniformIndex, index_bytes
-from phalanx.replay.storage import FrameStorage, check_memory, ring_slices, storage_bytes
+from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, check_memory, ring_slices, storage_bytes
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 CPU = torch.device("cpu")
@@ -196,7 +199,7 @@ def test_slots_of_last_frames_are_reused() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool) -> None:
+def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool, tmp_path: Path) -> None:
     def fresh() -> Replay:
         config = DQNConfig(replay_size=63, n_step=2, discount=DISCOUNT, prioritized=prioritized, checkpoint_replay=True)
         return make_replay(config, SPEC, 3, 3, CPU)
@@ -207,7 +210,8 @@ def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool) -> None:
             replay.put(streams.rollout(6))
             batch = replay.take(8, 1.0, torch.Generator().manual_seed(1))
             replay.feedback(batch.ids, batch.returns.abs() + 0.1)
-        copy.restore(replay.state())
+        save_now(replay, tmp_path)
+        copy.restore(replay.state(), tmp_path)
         assert copy.size == replay.size
         for _ in range(8):
             rollout = streams.rollout(4)
@@ -222,12 +226,48 @@ def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool) -> None:
             check_rows(copy.storage, streams, taken[1].ids, taken[1])
 
 
+def save_now(replay: Replay, directory: Path) -> None:
+    saver = replay.saver()
+    assert saver is not None
+    saver(directory)
+
+
+def test_a_memory_is_saved_as_it_was_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saver is slow, the memory is overwritten several times over meanwhile: the file holds the old rows."""
+    monkeypatch.setattr("phalanx.replay.storage.SAVED_AT_ONCE", 1)
+    config = DQNConfig(replay_size=63, n_step=2, discount=DISCOUNT, checkpoint_replay=True)
+    replay, copy = (make_replay(config, SPEC, 3, 3, CPU) for _ in range(2))
+    streams = Streams(5, 3, 3, 0.1)
+    for _ in range(9):
+        replay.put(streams.rollout(6))
+    before = {name: getattr(replay.storage, name).clone() for name in TABLES}
+    state, saver = replay.state(), replay.saver()
+    assert saver is not None
+    advance = Snapshot.advance
+
+    def slow_advance(snapshot: Snapshot, row: int) -> None:
+        time.sleep(0.005)
+        advance(snapshot, row)
+
+    monkeypatch.setattr(Snapshot, "advance", slow_advance)
+    thread = threading.Thread(target=saver, args=(tmp_path,))
+    thread.start()
+    for _ in range(9):
+        replay.put(streams.rollout(6))
+    thread.join()
+    copy.restore(state, tmp_path)
+    for name, table in before.items():
+        assert torch.equal(getattr(copy.storage, name), table), name
+        assert not torch.equal(replay.storage.frames, before["frames"])
+
+
 def test_a_memory_outside_checkpoints_has_no_state() -> None:
     replay = make_replay(DQNConfig(replay_size=64), SPEC, 2, 2, CPU)
     replay.put(Streams(1, 2, 2, 0.1).rollout(8))
     assert replay.state() == {}
     empty = make_replay(DQNConfig(replay_size=64), SPEC, 2, 2, CPU)
-    empty.restore({})
+    assert replay.saver() is None
+    empty.restore({}, Path())
     assert empty.size == 0
 
 
@@ -235,7 +275,7 @@ def test_a_memory_of_another_shape_is_refused() -> None:
     storage = FrameStorage(SPEC, 2, 2, 64, 1, DISCOUNT, CPU)
     storage.put(Streams(1, 2, 2, 0.1).rollout(8))
     with pytest.raises(UserError, match="replay_size"):
-        FrameStorage(SPEC, 2, 2, 66, 1, DISCOUNT, CPU).restore(storage.state())
+        FrameStorage(SPEC, 2, 2, 66, 1, DISCOUNT, CPU).restore(storage.state(), Path())
 
 
 def test_nothing_is_learnt_across_a_severed_stream() -> None:

@@ -57,6 +57,15 @@ def test_synchronous_equals_serial_on_catch(name, resets, groups):
     assert scores
 
 
+@pytest.mark.parametrize("name", ["dqn-catch", "c51-catch", "eps-rainbow-catch"])
+def test_synchronous_equals_serial_when_learning_from_memory(name):
+    experiment = change(name, environments=4, horizon=8, groups=2, workers=2, decorrelation=10)
+    ours, scores = parameters_after(experiment, "synchronous", 200)
+    theirs, reference = parameters_after(experiment, "serial", 200)
+    assert torch.equal(ours, theirs)
+    assert scores == reference
+
+
 def test_synchronous_equals_serial_on_atari():
     experiment = change("a2c", ATARI, NIPS, environments=4, horizon=5, groups=2, workers=2, decorrelation=20)
     ours, scores = parameters_after(experiment, "synchronous", 200)
