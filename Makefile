@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 GAME ?= pong
 FLAGS ?=
+# the presets end at a score of Pong
+TARGET := $(if $(filter pong,$(GAME)),,--run.target-score None)
 
 .PHONY: setup setup-bench train test check format bench clean
 
@@ -20,7 +22,7 @@ setup-bench: .venv/.ready-bench
 	touch $@
 
 train: setup
-	$(BIN)/phalanx train default --env.game $(GAME) $(FLAGS)
+	$(BIN)/phalanx train default --env.game $(GAME) $(TARGET) $(FLAGS)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -44,9 +44,10 @@ def command(arguments: list[str]) -> int:
     options, flags = parser.parse_known_args(arguments)
     from phalanx.__main__ import parse_flags
     from phalanx.presets import preset
-    from phalanx.probe import resolve_precision
+    from phalanx.probe import default_preset, resolve_precision
 
-    experiment = parse_flags("phalanx bench", preset(options.preset), flags)
+    name = default_preset() if options.preset == "default" else options.preset
+    experiment = parse_flags("phalanx bench", preset(name), flags)
     if isinstance(experiment.env, AtariConfig):
         experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
     measure = sampling if options.what == "sampling" else training
