@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty import FaultyFactory, LedgerFactory, checksum, descendants
 
+from faulty import FaultyFactory, LedgerFactory, checksum, descendants
 from phalanx.config import AtariConfig, ToyConfig
 from phalanx.errors import RunError
 from phalanx.registry import MakeEnv
