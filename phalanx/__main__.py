@@ -70,7 +70,7 @@ def resume(arguments: list[str]) -> int:
     from phalanx.session import Session, run_checkpoints
 
     saved = load(directory / "config.json")
-    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).settled().validate()
+    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
     for name, (old, _) in difference(experiment, saved).items():
         if name.startswith(KEPT):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
@@ -175,7 +175,7 @@ def parse_experiment(command: str, arguments: list[str]) -> Experiment:
         from phalanx.probe import default_preset
 
         name = default_preset()
-    return parse_flags(f"phalanx {command} {name}", preset(name), arguments[1:]).settled().validate()
+    return parse_flags(f"phalanx {command} {name}", preset(name), arguments[1:]).validate()
 
 
 def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:

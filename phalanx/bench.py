@@ -51,7 +51,7 @@ def command(arguments: list[str]) -> int:
     if isinstance(experiment.env, AtariConfig):
         experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
     measure = sampling if options.what == "sampling" else training
-    results = measure(resolve_precision(experiment.settled().validate()), options.seconds, options.repeats)
+    results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
     if options.json:
         print(json.dumps(results))
     else:

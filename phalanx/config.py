@@ -265,9 +265,9 @@ class SamplerConfig:
     environments: int = 16
     """Simulators in all."""
     horizon: int = 5
-    """Steps each environment takes per rollout."""
+    """Steps each environment takes per rollout; 0 means that they follow from `batch`."""
     batch: int = 0
-    """Greater than 0: steps of a rollout over all environments; the horizon follows from it."""
+    """Steps of a rollout over all environments, where `horizon` is 0: it stays while environments are added."""
     groups: int = 1
     """1: all environments step together (PAAC). 2: two alternate, one simulates while the other is served."""
     decorrelation: int = 0
@@ -383,7 +383,7 @@ class Experiment:
     def settled(self) -> Experiment:
         """The same with values that follow from others filled in: the horizon of a fixed batch."""
         sampler = self.sampler
-        if not sampler.batch:
+        if sampler.horizon or not sampler.batch:
             return self
         _require(
             sampler.environments > 0 and sampler.batch % sampler.environments == 0,
@@ -394,10 +394,11 @@ class Experiment:
         return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
 
     def validate(self) -> Experiment:
-        """Itself, or a UserError that says which values do not fit together."""
+        """Itself, settled, or a UserError that says which values do not fit together."""
+        experiment = self.settled()
         for check in (_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
-            check(self)
-        return self
+            check(experiment)
+        return experiment
 
     def save(self, path: Path) -> None:
         try:

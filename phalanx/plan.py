@@ -92,6 +92,6 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
 def _changes(experiment: Experiment) -> list[tuple[str, str]]:
     if experiment.preset not in PRESETS:
         return []
-    changes = difference(experiment, PRESETS[experiment.preset][1])
+    changes = difference(experiment, PRESETS[experiment.preset][1].settled())
     changes.pop("preset", None)
     return [("changed", f"{name}: {old} -> {new}") for name, (old, new) in changes.items()] or [("changed", "nothing")]

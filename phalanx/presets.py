@@ -56,7 +56,7 @@ PPO_ATARI = Experiment(
     model=ModelConfig(torso="nips", padding=True, init="normc"),
     algorithm=PPOConfig(clip=0.2, value_coef=2.0),
     optimizer=OptimizerConfig(rule="adam-tf", learning_rate=1e-3, epsilon=1e-5, clip="none"),
-    sampler=SamplerConfig(environments=8, horizon=256, batch=2048, decorrelation=1000),
+    sampler=SamplerConfig(environments=8, horizon=0, batch=2048, decorrelation=1000),
     topology=SynchronousConfig(),
 )
 

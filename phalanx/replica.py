@@ -61,7 +61,9 @@ class Replica:
         return self.parameters.named_tensors()
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
-        """Everything a bit-identical continuation needs; without environments they begin new episodes."""
+        """Everything a bit-identical continuation needs; without environments they begin new episodes, as they do if
+        they have not begun at all."""
+        with_envs = with_envs and self.collector.primed
         sampling = {"collector": self.collector.state(), "envs": self.envs.state()} if with_envs else None
         return {
             "progress": self.progress.state(),

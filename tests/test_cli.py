@@ -65,8 +65,8 @@ def test_without_a_command_it_explains_itself(capsys):
 def test_presets_lists_each_with_its_text(capsys):
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(PRESETS)
-    assert all(text in line for line, (text, _) in zip(lines, PRESETS.values(), strict=True))
+    assert [line.split()[0] for line in lines] == ["default", *PRESETS]
+    assert all(text in line for line, (text, _) in zip(lines[1:], PRESETS.values(), strict=True))
 
 
 def test_plan_shows_what_would_run_and_what_was_changed(capsys, tmp_path, monkeypatch):

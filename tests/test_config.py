@@ -44,7 +44,7 @@ def class_bodies() -> dict[str, list[ast.stmt]]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_validates_and_knows_its_name(name):
     experiment = preset(name)
-    assert experiment.validate() is experiment
+    assert experiment.validate() == experiment.settled()
     assert experiment.preset == name
 
 

@@ -19,7 +19,7 @@ from phalanx.envs.toy import Catch
 from runs import ATARI, descendants, newest, records
 
 ROOT = Path(phalanx.__file__).parent.parent
-EXIT_SECONDS = 3.0
+EXIT_SECONDS = 20.0  # under 3 on a quiet machine; a loaded one may take longer
 
 
 def start(directory: Path, *flags: Any) -> subprocess.Popen[str]:

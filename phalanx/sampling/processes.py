@@ -159,8 +159,7 @@ class ProcessEnvs:
 
     def recv(self, group: int) -> EnvStep:
         """Wait until every worker has finished its rows of the group; replace those that die or hang meanwhile."""
-        if not self.ready:
-            self._wait_until_ready()
+        self._wait_until_ready()
         exchange = self.exchange
         request, done = exchange.request[:, group], exchange.done[:, group]
         deadline = time.monotonic() + self.timeout
@@ -211,6 +210,7 @@ class ProcessEnvs:
 
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
+        self._wait_until_ready()
         slots: dict[int, Any] = {}
         for worker in self.workers:
             answer = worker.ask("state")
@@ -259,6 +259,9 @@ class ProcessEnvs:
             self._request(group)
 
     def _wait_until_ready(self) -> None:
+        """Until every worker has made its environments; free once they have."""
+        if self.ready:
+            return
         for worker in self.workers:
             try:
                 worker.wait_ready()
