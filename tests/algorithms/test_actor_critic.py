@@ -1,0 +1,76 @@
+"""A2C and PPO are the same step where they must be: on fresh rollouts, before the policy has moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.algorithms.a2c import A2C
+from phalanx.algorithms.ppo import PPO
+from phalanx.config import A2CConfig, ModelConfig, PPOConfig
+from phalanx.models.heads import make_model
+from phalanx.parameters.flat import FlatParameters
+from phalanx.types import EnvSpec, PolicyBatch
+
+ROWS = 32
+
+
+@pytest.fixture
+def setting():
+    torch.manual_seed(0)
+    model = make_model(ModelConfig(torso="mlp", init="fan-in"), EnvSpec((6,), np.float32, 4), 1)
+    stacks, history = torch.randn(ROWS, 1, 6), torch.ones(ROWS, dtype=torch.uint8)
+    action = torch.randint(4, (ROWS,))
+    with torch.no_grad():
+        logits, value = model(stacks, history)
+    log_prob = torch.log_softmax(logits, 1).gather(1, action[:, None]).squeeze(1)
+    advantage, weight = torch.randn(ROWS), (torch.rand(ROWS) > 0.2).float()
+    batch = PolicyBatch(stacks, history, action, log_prob, value, value + advantage, advantage, weight)
+    return model, FlatParameters(model), batch
+
+
+def gradient(algorithm, model, parameters, batch):
+    parameters.grad.zero_()
+    algorithm.loss(model, batch, {"clip": torch.tensor(0.1)}).total.backward()
+    return parameters.grad.clone()
+
+
+def test_a_first_step_of_ppo_is_one_of_a2c(setting):
+    ppo = PPO(PPOConfig(normalize_advantage=False, value_coef=1.0, entropy_coef=0.02), total_steps=1)
+    a2c = A2C(A2CConfig(value_coef=0.5, entropy_coef=0.02))
+    assert torch.allclose(gradient(ppo, *setting), gradient(a2c, *setting), atol=1e-6)
+
+
+def test_importance_changes_nothing_on_a_fresh_rollout(setting):
+    plain, corrected = A2C(A2CConfig()), A2C(A2CConfig(importance=True))
+    assert torch.allclose(gradient(plain, *setting), gradient(corrected, *setting), atol=1e-6)
+
+
+def test_importance_shrinks_what_the_policy_would_hardly_do_any_more(setting):
+    model, parameters, batch = setting
+    batch.log_prob = batch.log_prob + 1.0  # the collecting policy liked these actions e times as much
+    halved = A2C(A2CConfig(importance=True, value_coef=0.0, entropy_coef=0.0))
+    plain = A2C(A2CConfig(value_coef=0.0, entropy_coef=0.0))
+    ours, theirs = gradient(halved, model, parameters, batch), gradient(plain, model, parameters, batch)
+    assert torch.allclose(ours * np.e, theirs, atol=1e-5)
+
+
+def test_the_policy_moves_towards_what_turned_out_well(setting):
+    """One step down the loss makes actions with a positive advantage likelier."""
+    model, parameters, batch = setting
+    a2c = A2C(A2CConfig(value_coef=0.0, entropy_coef=0.0))
+    parameters.flat -= 0.01 * gradient(a2c, model, parameters, batch)
+    with torch.no_grad():
+        log_prob = (
+            torch.log_softmax(model(batch.stacks, batch.history)[0], 1).gather(1, batch.action[:, None]).squeeze(1)
+        )
+    assert float(((log_prob - batch.log_prob) * batch.advantage * batch.weight).sum()) > 0
+
+
+def test_rows_of_weight_zero_count_for_nothing(setting):
+    model, parameters, batch = setting
+    kept = batch[batch.weight > 0]
+    for algorithm in (A2C(A2CConfig()), PPO(PPOConfig(), total_steps=1)):
+        whole, part = gradient(algorithm, model, parameters, batch), gradient(algorithm, model, parameters, kept)
+        assert torch.allclose(whole, part, atol=1e-6)
