@@ -12,7 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.errors import RunError
 from phalanx.logs.checkpoint import Checkpoints
+
+WRITE_TIMEOUT = 1800.0  # seconds the largest checkpoint may take
 
 
 class BackgroundWriter:
@@ -51,7 +54,9 @@ class BackgroundWriter:
     def finish(self) -> None:
         """Wait for what is being written, and raise what went wrong."""
         if self.thread is not None:
-            self.thread.join()
+            self.thread.join(WRITE_TIMEOUT)
+            if self.thread.is_alive():
+                raise RunError(f"a checkpoint was not written within {WRITE_TIMEOUT:g} s; is the disk stuck?")
             self.thread = None
         failure, self.failure = self.failure, None
         if failure is not None:

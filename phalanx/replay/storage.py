@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.errors import UserError
+from phalanx.errors import RunError, UserError
 from phalanx.runtime.affinity import free_memory
 from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
 
 TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
 SAVED_AT_ONCE = 1 << 24  # bytes of frames written between two looks at who is waiting
+SAVE_TIMEOUT = 600.0  # seconds a `put` waits for the rows it overwrites to be saved
 MIN_LAST_FRAMES = 8  # first size of the table of truncated episodes' last frames
 TABLES = ("frames", "history", "action", "reward", "end", "cut")
 
@@ -46,7 +47,8 @@ class Snapshot:
     def wait_for(self, row: int) -> None:
         """Until the rows before `row` are saved."""
         with self.moved:
-            self.moved.wait_for(lambda: self.saved >= min(row, self.rows.stop))
+            if not self.moved.wait_for(lambda: self.saved >= min(row, self.rows.stop), SAVE_TIMEOUT):
+                raise RunError(f"the replay memory could not be saved for {SAVE_TIMEOUT:g} s; is the disk stuck?")
 
 
 class FrameStorage:
