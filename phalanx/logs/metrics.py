@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,25 +26,10 @@ class Timing:
 
     def reset(self) -> None:
         self._seconds = dict.fromkeys((*STAGES, "other"), 0.0)
-        self._start = self._lap = self._clock()
+        self._start = self._clock()
 
     def add(self, stage: str, seconds: float) -> None:
         self._seconds[stage] += seconds
-
-    def lap(self, stage: str) -> None:
-        """Book the time since the last lap (or reset) on `stage`; one clock reading per stage."""
-        now = self._clock()
-        self._seconds[stage] += now - self._lap
-        self._lap = now
-
-    @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
-        """Book the time of a block on `stage`."""
-        start = self._clock()
-        try:
-            yield
-        finally:
-            self._seconds[stage] += self._clock() - start
 
     def shares(self) -> dict[str, float]:
         """Fraction of the time since the reset by stage, with "other" for the rest; they sum to 1."""
