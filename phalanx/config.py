@@ -123,6 +123,8 @@ class A2CConfig:
     """How the loss is reduced over the batch."""
     loss_scale: float = 1.0
     """Factor on the whole loss (PAAC: 5)."""
+    normalize_advantage: bool = False
+    """Zero mean and unit deviation of advantages within a rollout."""
     importance: bool = False
     """Weight each step by min(1, pi / pi_collected), for rollouts that are learnt from one rollout late."""
     log_floor: float = 0.0

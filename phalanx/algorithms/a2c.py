@@ -38,6 +38,8 @@ class A2C:
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
         advantage = batch.advantage
+        if config.normalize_advantage:
+            advantage = normalised(advantage, batch.weight)
         if config.importance:
             advantage = advantage * (chosen.detach() - batch.log_prob).clamp(max=0.0).exp()
         policy_loss = reduce(-chosen * advantage, batch.weight, config.reduction)
@@ -59,3 +61,10 @@ def reduce(rows: Tensor, weight: Tensor, how: str) -> Tensor:
     """Weighted sum of rows, divided by the total weight if `how` is mean."""
     total = (rows * weight).sum()
     return total / weight.sum().clamp(min=1.0) if how == "mean" else total
+
+
+def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
+    """Zero mean and unit deviation over the rows that count."""
+    mean = reduce(advantage, weight, "mean")
+    deviation = reduce((advantage - mean).square(), weight, "mean").sqrt()
+    return (advantage - mean) / (deviation + 1e-8)

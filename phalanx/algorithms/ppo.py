@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.algorithms.a2c import log_probabilities, reduce
+from phalanx.algorithms.a2c import log_probabilities, normalised, reduce
 from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import PPOConfig
@@ -48,9 +48,7 @@ class PPO:
         ratio = log_ratio.exp()
         advantage = batch.advantage
         if config.normalize_advantage:
-            mean = reduce(advantage, batch.weight, "mean")
-            deviation = reduce((advantage - mean).square(), batch.weight, "mean").sqrt()
-            advantage = (advantage - mean) / (deviation + 1e-8)
+            advantage = normalised(advantage, batch.weight)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy_loss = -reduce(torch.minimum(ratio * advantage, clipped * advantage), batch.weight, "mean")
         value_error = (value - batch.returns).square()
