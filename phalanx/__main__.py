@@ -19,7 +19,7 @@ USAGE = """usage: phalanx COMMAND ...
   resume RUN_DIR            continue a run where it stopped  phalanx resume runs/NAME --run.steps 20000000
   eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
   play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
-  bench WHAT --json         measure this machine: sampling, or training PRESET
+  bench WHAT --json         measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
   plan PRESET [--flags]     what would run, without running
   presets                   the presets, one line each
 
@@ -139,7 +139,10 @@ def plan(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    from phalanx.bench import command
+    if arguments[:1] == ["gpu"]:
+        from phalanx.gpu_bench import command
+    else:
+        from phalanx.bench import command
 
     return command(arguments)
 

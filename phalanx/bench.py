@@ -35,7 +35,7 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=["sampling", "training"], help="what to measure")
+    parser.add_argument("what", choices=["sampling", "training"], help="what to measure; also: phalanx bench gpu")
     parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
     parser.add_argument("--game", default="breakout", help="Atari game")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
@@ -52,12 +52,17 @@ def command(arguments: list[str]) -> int:
         experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
     measure = sampling if options.what == "sampling" else training
     results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
-    if options.json:
-        print(json.dumps(results))
-    else:
-        for name, value in results.items():
-            print(f"{name:<22} {value:,.0f}" if isinstance(value, float) and value > 10 else f"{name:<22} {value}")
+    show(results, options.json)
     return 0
+
+
+def show(results: dict[str, Any], as_json: bool) -> None:
+    """One JSON object, or a line each."""
+    if as_json:
+        print(json.dumps(results))
+        return
+    for name, value in results.items():
+        print(f"{name:<22} {value:,.0f}" if isinstance(value, float) and value > 10 else f"{name:<22} {value}")
 
 
 def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, Any]:
