@@ -56,19 +56,19 @@ def main() -> int:
     return 0
 
 
-def random_rollout(environments: int) -> Rollout:
+def random_rollout(environments: int, horizon: int = HORIZON, seed: int = 0) -> Rollout:
     """Noise instead of pixels: no page can be shared or compressed away."""
-    rng = torch.Generator().manual_seed(0)
-    shape = (HORIZON, environments)
+    rng = torch.Generator().manual_seed(seed)
+    shape = (horizon, environments)
     no = torch.zeros(shape, dtype=torch.bool)
     return Rollout(
         frames=torch.randint(
-            256, (STACK - 1 + HORIZON + 1, environments, *SPEC.frame_shape), dtype=torch.uint8, generator=rng
+            256, (STACK - 1 + horizon + 1, environments, *SPEC.frame_shape), dtype=torch.uint8, generator=rng
         ),
-        history=torch.full((HORIZON + 1, environments), STACK, dtype=torch.uint8),
+        history=torch.full((horizon + 1, environments), STACK, dtype=torch.uint8),
         action=torch.randint(SPEC.actions, shape, generator=rng),
         log_prob=torch.zeros(shape),
-        value=torch.zeros(HORIZON + 1, environments),
+        value=torch.zeros(horizon + 1, environments),
         reward=torch.randn(shape, generator=rng),
         terminated=torch.rand(shape, generator=rng) < 1 / GAME_STEPS,
         truncated=no,

@@ -205,35 +205,51 @@ PPO_GYM = dataclasses.replace(
     run=RunConfig(steps=200_000, threads=1),
 )
 
-DQN_GYM = dataclasses.replace(
+DQN_VECTOR = DQNConfig(
+    batch_size=128,
+    intensity=16,
+    replay_size=20_000,
+    learning_starts=1_000,
+    target_every=1_000,
+    double=True,
+    epsilon_final=0.02,
+    epsilon_length=10_000,
+    epsilon_eval=0.0,
+)
+
+C51_VECTOR = C51Config(**vars(DQN_VECTOR))
+
+Q_VECTOR = dataclasses.replace(
     GYM,
-    algorithm=DQNConfig(
-        batch_size=128,
-        intensity=16,
-        replay_size=20_000,
-        learning_starts=1_000,
-        target_every=1_000,
-        double=True,
-        epsilon_final=0.02,
-        epsilon_length=10_000,
-        epsilon_eval=0.0,
-    ),
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, clip_norm=10.0),
     sampler=SamplerConfig(environments=8, horizon=4),
 )
 
+Q_GYM = dataclasses.replace(
+    Q_VECTOR,
+    model=ModelConfig(torso="mlp", hidden=128),
+    optimizer=dataclasses.replace(Q_VECTOR.optimizer, final_learning_rate=1e-4, schedule_length=100_000),
+    run=RunConfig(steps=250_000, threads=1),
+)
+"""The falling learning rate keeps what was learnt; a memory of the whole run lets nothing be forgotten."""
+
+Q_GYM_CHANGES: dict[str, Any] = {"replay_size": 250_000, "target_every": 500, "epsilon_final": 0.01}
+
+DQN_GYM = dataclasses.replace(Q_GYM, algorithm=dataclasses.replace(DQN_VECTOR, **Q_GYM_CHANGES))
+
 C51_GYM = dataclasses.replace(
-    DQN_GYM,
-    algorithm=C51Config(**{**vars(DQN_GYM.algorithm), "atoms": 51, "v_min": 0.0, "v_max": 100.0}),
+    Q_GYM,
+    algorithm=dataclasses.replace(
+        C51_VECTOR, **Q_GYM_CHANGES, n_step=3, batch_size=64, intensity=8, v_min=0.0, v_max=100.0
+    ),
 )
 
 PPO_CATCH = PPOConfig(clip=0.2, entropy_coef=0.0)
 
 
-def _catch_q(base: Experiment, **flags: Any) -> Experiment:
-    changes = {"learning_starts": 500, "epsilon_length": 4_000, "target_every": 200, **flags}
-    algorithm = dataclasses.replace(base.algorithm, **changes)
-    return dataclasses.replace(base, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000, threads=1))
+def _catch_q(base: DQNConfig, **flags: Any) -> Experiment:
+    algorithm = dataclasses.replace(base, learning_starts=500, epsilon_length=4_000, target_every=200, **flags)
+    return dataclasses.replace(Q_VECTOR, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000, threads=1))
 
 
 def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int) -> Experiment:
@@ -278,11 +294,11 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
     "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_VECTOR, 5e-3, 16)),
     "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_CATCH, 3e-3, 64)),
-    "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_GYM)),
-    "c51-catch": ("Categorical DQN on Catch", _catch_q(C51_GYM, v_min=-2.0, v_max=2.0)),
+    "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_VECTOR)),
+    "c51-catch": ("Categorical DQN on Catch", _catch_q(C51_VECTOR, v_min=-2.0, v_max=2.0)),
     "eps-rainbow-catch": (
         "eps-Rainbow on Catch",
-        _catch_q(C51_GYM, v_min=-2.0, v_max=2.0, dueling=True, n_step=3, prioritized=True),
+        _catch_q(C51_VECTOR, v_min=-2.0, v_max=2.0, dueling=True, n_step=3, prioritized=True),
     ),
 }
 

@@ -6,6 +6,7 @@ Topologies hand it a replica; they know nothing of files or terminals.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import time
@@ -26,6 +27,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 from phalanx.logs.logger import Logger
 from phalanx.logs.metrics import ScoreWindow
 from phalanx.registry import make_evaluation_policy
+from phalanx.replay.experience import Replay
 from phalanx.replay.storage import storage_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
@@ -184,7 +186,7 @@ class Session:
         """Run a topology to its end, whatever that is; the exit code."""
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            topology(self.experiment, self)
+            topology(self._reseeded(), self)
         except Interrupted:
             pass  # before the first step, or a second signal: nothing more can be kept
         except RunError:
@@ -197,6 +199,14 @@ class Session:
             if hasattr(self, "logger"):
                 self.logger.close()
         return 0 if self.signal is None else 128 + self.signal
+
+    def _reseeded(self) -> Experiment:
+        """The experiment for the topology: one resumed without its environments must not play its first games again."""
+        loaded, run = self.loaded, self.experiment.run
+        if loaded is None or loaded.steps == 0 or loaded.state["replica"]["sampling"] is not None:
+            return self.experiment
+        seed = np.random.SeedSequence(run.seed, spawn_key=(loaded.steps,)).generate_state(1)
+        return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=int(seed[0])))
 
     @property
     def time_s(self) -> float:
@@ -255,19 +265,28 @@ class Session:
     def _announce_warm_up(self) -> None:
         """Say what the replay memory takes and when learning will start."""
         algorithm, spec = self.experiment.algorithm, self.replica.envs.spec.seen
-        if isinstance(algorithm, DQNConfig):
-            memory = storage_bytes(spec, self.experiment.sampler.environments, algorithm.replay_size)
-            self.event(
-                f"the replay memory of {algorithm.replay_size:,} steps takes up to {memory / 1e9:.2f} GB; "
-                f"learning starts after {algorithm.learning_starts:,} steps"
-            )
+        if not isinstance(algorithm, DQNConfig):
+            return
+        memory = storage_bytes(spec, self.experiment.sampler.environments, algorithm.replay_size)
+        sentence = f"the replay memory of {algorithm.replay_size:,} steps takes up to {memory / 1e9:.2f} GB"
+        if missing := self._missing_steps():
+            sentence += f"; learning {'starts' if self.loaded is None else 'goes on'} after {missing:,} steps"
+        self.event(sentence)
 
     def _warm_up(self) -> dict[str, float]:
-        """How far the memory is filled before learning starts."""
-        algorithm, steps = self.experiment.algorithm, self.replica.progress.steps
-        if not isinstance(algorithm, DQNConfig) or steps >= algorithm.learning_starts:
+        """How far the memory is filled before learning starts, or goes on if the run is resumed without it."""
+        algorithm, missing = self.experiment.algorithm, self._missing_steps()
+        if not isinstance(algorithm, DQNConfig) or not missing:
             return {}
-        return {"warmup": steps / algorithm.learning_starts}
+        return {"warmup": (algorithm.learning_starts - missing) / algorithm.learning_starts}
+
+    def _missing_steps(self) -> int:
+        """Steps to be collected before the memory is learnt from."""
+        algorithm, memory = self.experiment.algorithm, self.replica.experience
+        if not isinstance(algorithm, DQNConfig) or not isinstance(memory, Replay):
+            return 0
+        starts = algorithm.learning_starts
+        return max(0, starts - self.replica.progress.steps, min(starts, memory.storage.rows) - memory.size)
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 from phalanx.__main__ import main
 from phalanx.algorithms.a2c import A2C
-from phalanx.envs.toy import Identity
+from phalanx.envs.toy import Catch, Identity
 from runs import ATARI, alike, descendants, newest, records
 
 REQUIRED = (
@@ -247,6 +248,53 @@ class TestResume:
         assert (first["episodes"], last["episodes"]) == (112, 128)
         assert window["count"] == 128
         assert window["scores"][:84] == scores["scores"][16:]  # the last 100 games, 16 of them new
+
+    def test_without_the_memory_shows_how_it_is_filled_again(self, train, resume, tmp_path, capsys):
+        often = ("--run.log-every", 0.001, "--topology", "serial")
+        assert train("dqn-catch", *often, steps=1000) == 0
+        fresh = [line["warmup"] for line in records(tmp_path / "run") if "warmup" in line]
+        assert "learning starts after 500 steps" in capsys.readouterr().out
+        before = len(records(tmp_path / "run"))
+        assert resume("--run.steps", 2000) == 0
+        refilled = records(tmp_path / "run")[before:]
+        assert [line["warmup"] for line in refilled if "warmup" in line] == fresh
+        assert fresh == sorted(fresh)
+        assert refilled[0]["warmup"] == 32 / 500  # one rollout
+        assert "learning goes on after 500 steps" in capsys.readouterr().out
+
+    def test_with_the_memory_has_no_warm_up(self, train, resume, tmp_path, capsys):
+        often = ("--run.log-every", 0.001, "--topology", "serial", "--algorithm.checkpoint-replay", "True")
+        assert train("dqn-catch", *often, steps=1000) == 0
+        before = len(records(tmp_path / "run"))
+        capsys.readouterr()
+        assert resume("--run.steps", 1200) == 0
+        assert not any("warmup" in line for line in records(tmp_path / "run")[before:])
+        assert "; learning" not in capsys.readouterr().out
+
+    def test_without_the_environments_plays_other_games_each_time_the_same(self, train, resume, tmp_path, monkeypatch):
+        """An emergency checkpoint has no environments: the resumed run must not begin with the first games again."""
+        reset, balls = Catch.reset, []
+
+        def recorded(self: Catch, frame: np.ndarray) -> None:
+            reset(self, frame)
+            balls.append(self._column)
+
+        monkeypatch.setattr(Catch, "reset", recorded)
+        with monkeypatch.context() as poisoned:
+            poisoned.setattr(Catch, "step", nan_reward(Catch.step, [0]))
+            assert train("a2c-catch", "--topology", "serial", steps=10_000) == 1
+        assert newest(tmp_path / "run").state["replica"]["sampling"] is None
+        shutil.copytree(tmp_path / "run", tmp_path / "again")
+        first = balls[:24]
+        played = []
+        for name in ("run", "again"):
+            balls.clear()
+            assert resume("--run.steps", 1000, name=name) == 0
+            played.append(list(balls))
+        assert played[0][:24] != first
+        assert played[0] == played[1]
+        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "again").weights)
+        assert json.loads((tmp_path / "run/config.json").read_text())["run"]["seed"] == 0
 
     def test_of_a_finished_run_changes_nothing(self, train, resume, tmp_path):
         assert train("a2c-catch", steps=1000) == 0

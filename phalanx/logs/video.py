@@ -17,6 +17,7 @@ import numpy as np
 from phalanx.errors import RunError, UserError
 
 FASTEST_GIF_MS = 20  # browsers slow down anything faster
+ENCODER_TIMEOUT = 120.0  # seconds ffmpeg may take to end the file after the last frame
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
@@ -81,12 +82,22 @@ def _write_mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
             encoder.kill()
             raise
         finally:
-            failed = encoder.wait() != 0
+            failed = _ended(encoder) != 0
             with contextlib.suppress(OSError):
                 encoder.stdin.close()
         if failed:
             complaints.seek(0)
             raise OSError(complaints.read().decode(errors="replace").strip().partition("\n")[0])
+
+
+def _ended(encoder: subprocess.Popen[bytes]) -> int:
+    """The exit code of ffmpeg, which is killed if it does not come to an end."""
+    try:
+        return encoder.wait(ENCODER_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        encoder.kill()
+        encoder.wait(ENCODER_TIMEOUT)
+        raise OSError(f"ffmpeg did not end within {ENCODER_TIMEOUT:g} s") from None
 
 
 def _even(frame: np.ndarray) -> np.ndarray:

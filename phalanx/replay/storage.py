@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from phalanx.runtime.affinity import free_memory
 from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
 
 TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
-SAVED_AT_ONCE = 1 << 24  # bytes of frames written between two looks at who is waiting
+SAVED_AT_ONCE = 1 << 24  # bytes of frames written between two looks at who is waiting, or read at once
 SAVE_TIMEOUT = 600.0  # seconds a `put` waits for the rows it overwrites to be saved
 MIN_LAST_FRAMES = 8  # first size of the table of truncated episodes' last frames
 TABLES = ("frames", "history", "action", "reward", "end", "cut")
@@ -216,28 +216,31 @@ class FrameStorage:
         """A function that writes the tables as they are now into a directory, in another thread if need be: the oldest
         rows first, which are the next to be overwritten, so that `put` hardly ever waits."""
         snapshot = self.snapshot = Snapshot(range(self.written - self.filled, self.written))
-        frame_bytes = self.frames[0].numel() * self.frames.element_size()
-        step = max(1, SAVED_AT_ONCE // frame_bytes)
 
         def save(directory: Path) -> None:
             try:
                 with contextlib.ExitStack() as stack:
                     files = {name: stack.enter_context((directory / table_file(name)).open("wb")) for name in TABLES}
-                    for start in range(snapshot.rows.start, snapshot.rows.stop, step):
-                        stop = min(start + step, snapshot.rows.stop)
-                        for rows in ring_slices(range(start, stop), self.length):
+                    for part in self._parts(snapshot.rows):
+                        for rows in ring_slices(part, self.length):
                             for name, file in files.items():
                                 file.write(
                                     getattr(self, name)[rows].cpu().contiguous().view(-1).view(torch.uint8).numpy()
                                 )
-                        snapshot.advance(stop)
+                        snapshot.advance(part.stop)
             finally:
                 snapshot.advance(snapshot.rows.stop)
 
         return save
 
+    def _parts(self, span: range) -> Iterator[range]:
+        """Time rows a few at a time, in order."""
+        step = max(1, SAVED_AT_ONCE // (self.frames[0].numel() * self.frames.element_size()))
+        for start in range(span.start, span.stop, step):
+            yield range(start, min(start + step, span.stop))
+
     def restore(self, state: dict[str, Any], directory: Path) -> None:
-        """Fill a fresh storage from a state and the tables that `saver` wrote."""
+        """Fill a fresh storage from a state and the tables that `saver` wrote; no table is in memory twice."""
         if state["length"] != self.length or state["environments"] != self.environments:
             raise UserError(
                 f"the checkpoint's memory has {state['environments']} environments x {state['length']} "
@@ -247,14 +250,18 @@ class FrameStorage:
         self.written = state["written"]
         for name in TABLES:
             table = getattr(self, name)
-            saved = torch.from_numpy(np.fromfile(directory / table_file(name), np.uint8)).view(table.dtype)
-            saved, done = saved.view(-1, *table.shape[1:]), 0
-            for rows in ring_slices(range(self.written - self.filled, self.written), self.length):
-                count = rows.stop - rows.start
-                table[rows] = saved[done : done + count].to(self.device)
-                done += count
+            with (directory / table_file(name)).open("rb") as file:
+                for part in self._parts(range(self.written - self.filled, self.written)):
+                    for rows in ring_slices(part, self.length):
+                        table[rows] = read_rows(file, table[rows]).to(self.device)
         if state["last_ids"]:
             self._keep_last_frames(state["last_ids"], state["last_frames"])
+
+
+def read_rows(file: BinaryIO, like: Tensor) -> Tensor:
+    """The next rows of a table's file, of the shape and type of others."""
+    raw = np.fromfile(file, np.uint8, like.numel() * like.element_size())
+    return torch.from_numpy(raw).view(like.dtype).view(like.shape)
 
 
 def table_file(name: str) -> str:
