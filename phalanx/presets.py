@@ -86,10 +86,10 @@ def _paac(torso: str) -> Experiment:
 
 PONG = Experiment(
     env=AtariConfig("pong"),
-    model=ModelConfig(torso="nips"),
-    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
-    sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
+    model=ModelConfig(torso="nature"),
+    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
+    sampler=SamplerConfig(environments=16, horizon=64, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=4_000_000, target_score=18.0),
 )
@@ -99,15 +99,16 @@ PONG_FAST = dataclasses.replace(
     PONG,
     env=AtariConfig("pong", frame="104x80"),
     model=ModelConfig(torso="nature", padding=True),
-    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
-    sampler=SamplerConfig(environments=120, horizon=32, groups=2, decorrelation=300),
+    algorithm=PPOConfig(epochs=4, minibatches=30, clip=0.1),
+    sampler=SamplerConfig(environments=120, horizon=16, groups=2, decorrelation=300),
     topology=SynchronousConfig(overlap=True),
 )
 
 BREAKOUT_FAST = dataclasses.replace(
     PONG_FAST,
     env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
+    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
     sampler=SamplerConfig(environments=240, horizon=32, groups=2, decorrelation=300),
     run=RunConfig(steps=20_000_000, target_score=300.0),
 )
@@ -170,16 +171,16 @@ DQN_FAST = Experiment(
     algorithm=DQNConfig(
         double=True,
         n_step=3,
-        batch_size=64,
-        intensity=4,
+        batch_size=32,
+        intensity=8,
         replay_size=200_000,
         learning_starts=10_000,
-        target_every=4_000,
+        target_every=2_000,
         epsilon_final=0.02,
         epsilon_length=100_000,
         epsilon_eval=0.01,
     ),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, clip_norm=10.0),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=1e-4, clip_norm=10.0),
     sampler=SamplerConfig(environments=8, horizon=4, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=2_000_000, target_score=18.0),
