@@ -167,7 +167,7 @@ class Later:
     active = False
     waiting: ClassVar[list[Waiting]] = []
     blocks = 0
-    LIMIT = 64  # blocks; more do not fit the cache
+    LIMIT = 64  # blocks; the cost of each hardly falls beyond that
 
     @classmethod
     def add(cls, frame: Waiting) -> None:
