@@ -1,4 +1,4 @@
-"""phalanx beside its peers, in one go on this machine: `make bench`, about 15 minutes; `--quick` takes about 4.
+"""phalanx beside its peers, in one go on this machine: `make bench`, under 20 minutes; `--quick` takes about 5.
 
     plan:  contenders in groups, each with the settings it may choose from
     scout: short runs find the best setting of each contender
@@ -92,7 +92,7 @@ def main() -> int:
 def sampling_plan() -> list[Contender]:
     """Random actions, no network."""
     window = Window(2.0, 5.0)
-    sizes = (16, 64)
+    sizes = (16, 32, 64, 96)
     ours = [{"envs": n, "groups": g} for n in sizes for g in (1, 2)]
     batched = [{"envs": n, "batch": b} for n in sizes for b in (n, n // 2)]
     plan = [Contender("sampling", "emulator limit", "emulator", [{}], window)]

@@ -122,7 +122,7 @@ def _checked_palette(ale: ALEInterface, game: str) -> Palette:
 def _make_screen(config: AtariConfig, rows: int, colors: Palette) -> HalfScreen | AreaScreen:
     depth = 2 if config.max_pool else 1
     if config.frame == "84x84":
-        return AreaScreen(rows, colors, depth, rgb=config.color == "rgb")
+        return AreaScreen(rows, depth, rgb=config.color == "rgb")
     if rows != 210:
         raise UserError(f"env.frame 104x80 needs a screen of 210 rows, but {config.game} has {rows}; use 84x84")
     if config.color == "rgb":
@@ -154,6 +154,8 @@ class AtariEnv:
         start = [known for known in (Action.FIRE, Action.UP) if known in minimal]
         self._presses = start if config.fire_on_reset and Action.FIRE in minimal else []
         self._watch_lives = config.episodic_life or bool(self._presses)
+        self._skip_min, self._skip, self._max_steps = config.skip_min, config.skip, config.max_steps
+        self._episodic, self._sticky = config.episodic_life, config.sticky
         self._shape_reward = REWARDS[config.reward]
         self._given = None if starts is None else self._given_starts(starts)
         self._lives = self._score = self._steps = 0
@@ -179,22 +181,21 @@ class AtariEnv:
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         """Hold the action for some frames and write what is to be seen."""
-        config = self._config
-        skip = config.skip
-        if config.skip_min < skip:
-            skip = int(self._rng.integers(config.skip_min, skip + 1))
+        skip, episodic = self._skip, self._episodic
+        if self._skip_min < skip:
+            skip = int(self._rng.integers(self._skip_min, skip + 1))
         reward, life_lost = self._hold(self._actions[action], skip)
         over = self._ale.game_over()
-        if life_lost and not config.episodic_life:
+        if life_lost and not episodic:
             reward += self._press_start()
             over = self._ale.game_over()
         self._screen.write(frame)
         self._score += reward
         self._steps += 1
-        ended = over or self._steps == config.max_steps
-        terminated = over or (life_lost and config.episodic_life)
-        self._goes_on = terminated and not ended
-        self._kept = self._screen.screens.copy() if self._goes_on else None
+        ended = over or self._steps == self._max_steps
+        terminated = over or (life_lost and episodic)
+        if terminated and not ended:
+            self._goes_on, self._kept = True, self._screen.screens.copy()
         score = float(self._score) if ended else math.nan
         return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
 
@@ -235,8 +236,8 @@ class AtariEnv:
 
     def _hold(self, action: Action, frames: int) -> tuple[int, bool]:
         """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost."""
-        ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._config.episodic_life
-        actions = self._stick(action, frames) if self._config.sticky else (action,) * frames
+        ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._episodic
+        actions = self._stick(action, frames) if self._sticky else (action,) * frames
         reward, index, life_lost = 0, 0, False
         for index, held in enumerate(actions):
             reward += ale.act(held)
@@ -258,7 +259,7 @@ class AtariEnv:
     def _stick(self, action: Action, frames: int) -> list[Action]:
         """What the emulator gets in each frame: with probability `sticky` what it got in the frame before."""
         actions, last = [], self._last_action
-        for repeat in self._rng.random(frames) < self._config.sticky:
+        for repeat in self._rng.random(frames) < self._sticky:
             last = last if repeat else action
             actions.append(last)
         return actions
@@ -283,7 +284,7 @@ class AtariEnv:
         reward = 0
         for action in self._presses:
             if not self._ale.game_over():
-                reward += self._hold(action, self._config.skip)[0]
+                reward += self._hold(action, self._skip)[0]
         return reward
 
     def _draw_start(self) -> tuple[int, int]:

@@ -3,13 +3,17 @@
 The emulator gives raw screens of palette indices, which cost little to copy; `AtariEnv` captures them into `screens`
 of one of the two classes here, and `write` makes the frame. Everything is exact integer arithmetic, so that another
 implementation (on a GPU, say) can reproduce it bit for bit: a frame is rint(sum / scale) with whole-number weights.
+A worker has the resizing of all its environments of a group done at once (`frames_together`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -79,9 +83,6 @@ class AreaResize:
         self.column_weights = np.ascontiguousarray(column_weights.T)  # [40, 21]
         self.block_rows = rows // self.blocks
         self.scale = np.float32(self.block_rows * len(self.column_weights))
-        # rows and columns in one matrix, where it stays small
-        small = self.block_rows <= 5
-        self.joint = np.kron(self.row_weights.T, self.column_weights) if small else None
 
     def sums(self, blocks: np.ndarray) -> np.ndarray:
         """[k, block_rows, 160] float32 blocks of a screen -> [k, rows out, 84] weighted sums."""
@@ -91,15 +92,7 @@ class AreaResize:
 
     def __call__(self, blocks: np.ndarray) -> np.ndarray:
         """[k, block_rows, 160] grey blocks -> [k, rows out, 84] frame rows."""
-        if self.joint is None:
-            mean = self.sums(blocks.astype(np.float32))
-        else:
-            # one product for both directions: few calls matter more than few operations on so little data
-            columns = len(self.column_weights)
-            tiles = blocks.reshape(len(blocks), self.block_rows, -1, columns).transpose(0, 2, 1, 3)
-            mean = tiles.astype(np.float32, order="C").reshape(-1, self.block_rows * columns) @ self.joint
-            shape = (len(blocks), WIDTH // columns, len(self.row_weights), -1)
-            mean = mean.reshape(shape).transpose(0, 2, 1, 3).reshape(len(blocks), -1, 84)
+        mean = self.sums(blocks.astype(np.float32))
         np.divide(mean, self.scale, out=mean)
         np.rint(mean, out=mean)
         return mean.astype(np.uint8)
@@ -108,7 +101,7 @@ class AreaResize:
 @functools.cache
 def scratch(depth: int, rows: int) -> np.ndarray:
     """[depth, rows, 160]: where the emulators of this process leave their last screens. One for all of them, so that
-    it stays in the cache: an environment makes its frame before another one acts."""
+    it stays in the cache: an environment takes what its frame needs before another one acts."""
     return np.zeros((depth, rows, WIDTH), np.uint8)
 
 
@@ -145,51 +138,125 @@ class HalfScreen:
     shape = (1, 104, 80)
 
     def __init__(self, colors: Palette, depth: int) -> None:
-        self._half = HalfScreens(depth)
-        self.screens = self._half.screens
+        half = HalfScreens(depth)
+        self.screens, self._pairs = half.screens, half.pairs
         self._bytes = bytearray(depth * 104 * 80)
         self._small = np.frombuffer(self._bytes, np.uint8).reshape(depth, 104, 80)
         self._table = colors.grey.tobytes()
 
     def write(self, frame: np.ndarray) -> None:
         """Write the maximum of the captured screens."""
-        self._half.write(self._small)
-        grey = np.frombuffer(self._bytes.translate(self._table), np.uint8).reshape(self._small.shape)
+        np.copyto(self._small, self._pairs, casting="unsafe")
+        grey = np.ndarray(self._small.shape, np.uint8, self._bytes.translate(self._table))
         np.maximum(grey[0], grey[-1], out=frame[0])
 
 
-class AreaScreen:
-    """84x84 frames, grey or three colours. Only blocks of rows that changed since the last frame are computed."""
+class Waiting(NamedTuple):
+    """A frame whose changed blocks are still to be resized."""
 
-    def __init__(self, rows: int, colors: Palette, depth: int, rgb: bool) -> None:
-        channels = colors.rgb.T if rgb else colors.grey[None]
-        self.shape = (len(channels), 84, 84)
+    screen: AreaScreen
+    changed: np.ndarray  # indices of blocks
+    raw: np.ndarray  # [depth, changed, pixels] palette indices
+    frame: np.ndarray
+
+
+class Later:
+    """Frames put off by `frames_together`, so that the blocks of many share each call: on so little data the calls
+    cost more than the work."""
+
+    active = False
+    waiting: ClassVar[list[Waiting]] = []
+    blocks = 0
+    LIMIT = 64  # blocks; the cost of each hardly falls beyond that
+
+    @classmethod
+    def add(cls, frame: Waiting) -> None:
+        cls.waiting.append(frame)
+        cls.blocks += len(frame.changed)
+        if cls.blocks >= cls.LIMIT:
+            finish_frames()
+
+
+def finish_frames() -> None:
+    """Write the frames that were put off."""
+    waiting, Later.waiting, Later.blocks = Later.waiting, [], 0
+    for kind, alike in itertools.groupby(waiting, key=lambda frame: frame.screen.kind):
+        _write_frames(kind, list(alike))
+
+
+@contextlib.contextmanager
+def frames_together() -> Iterator[None]:
+    """Frames written within are complete at its end, or after `finish_frames`."""
+    Later.active = True
+    try:
+        yield
+        finish_frames()
+    finally:
+        Later.active = False
+
+
+def _write_frames(kind: AreaKind, frames: Sequence[Waiting]) -> None:
+    """Resize the changed blocks of frames of one kind, in the order in which they came."""
+    raw = np.concatenate([frame.raw for frame in frames], axis=1) if len(frames) > 1 else frames[0].raw
+    for channel, table in enumerate(kind.tables if raw.size else ()):
+        color = np.frombuffer(bytearray(raw).translate(table), np.uint8).reshape(*raw.shape[:2], -1, WIDTH)
+        rows, start = kind.resize(np.maximum(color[0], color[-1])), 0
+        for frame in frames:
+            end = start + len(frame.changed)
+            frame.screen.shown[channel, frame.changed] = rows[start:end]
+            start = end
+    for frame in frames:
+        np.copyto(frame.frame, frame.screen.shown.reshape(frame.frame.shape))
+
+
+class AreaKind(NamedTuple):
+    """What screens of equal size and colours share."""
+
+    tables: list[bytes]  # grey or colour of each palette index, by channel
+    resize: AreaResize
+
+
+@functools.cache
+def area_kind(rows: int, rgb: bool) -> AreaKind:
+    colors = palette(rows)
+    channels = colors.rgb.T if rgb else colors.grey[None]
+    return AreaKind([channel.tobytes() for channel in channels], AreaResize(rows))
+
+
+class AreaScreen:
+    """84x84 frames, grey or three colours. Only blocks of rows that may have changed since the last frame are computed:
+    those where a captured screen differs from the one before it, in this step or in the last."""
+
+    def __init__(self, rows: int, depth: int, rgb: bool) -> None:
+        self.kind = area_kind(rows, rgb)
         self.screens = scratch(depth, rows)
-        self._tables = [channel.tobytes() for channel in channels]
-        self._resize = AreaResize(rows)
-        blocks = self._resize.blocks
+        blocks, channels = self.kind.resize.blocks, len(self.kind.tables)
+        self.shape = (channels, 84, 84)
+        self.shown = np.zeros((channels, blocks, 84 // blocks, 84), np.uint8)
         self._blocks = self.screens.reshape(depth, blocks, -1)
-        self._seen = np.zeros_like(self._blocks)  # what `_shown` was made of: index 0, which is black
-        self._shown = np.zeros((len(channels), blocks, 84 // blocks, 84), np.uint8)
-        self._frame = self._shown.reshape(self.shape)
-        self._words = self._blocks.view(np.uint64), self._seen.view(np.uint64)
-        self._differs = np.zeros(self._words[0].shape, bool)
+        self._last = np.zeros_like(self._blocks[-1])  # the screen captured last: index 0, which is black
+        words = [screen.view(np.uint64) for screen in (self._last, *self._blocks)]
+        self._pairs = list(itertools.pairwise(words))  # each screen after the one before it
+        self._differs = np.zeros((depth, *words[0].shape), bool)
+        self._flags = self._differs.view(np.uint32)  # four at a time
+        self._moved = np.zeros(blocks, np.uint32)  # blocks that changed in the last step
 
     def write(self, frame: np.ndarray) -> None:
         """Write the maximum of the captured screens."""
         changed = self._changed()
-        if changed.size:
-            raw = self._blocks.take(changed, axis=1)
-            self._seen[:, changed] = raw
-            for shown, table in zip(self._shown, self._tables, strict=True):
-                color = np.frombuffer(bytearray(raw).translate(table), np.uint8)
-                color = color.reshape(len(raw), changed.size, -1, WIDTH)
-                shown[changed] = self._resize(np.maximum(color[0], color[-1]))
-        np.copyto(frame, self._frame)
+        raw = self._blocks.take(changed, axis=1)
+        self._last[changed] = raw[-1]
+        waiting = Waiting(self, changed, raw, frame)
+        if Later.active:
+            Later.add(waiting)
+        else:
+            _write_frames(self.kind, [waiting])
 
     def _changed(self) -> np.ndarray:
-        """Indices of the blocks that differ from those shown."""
-        np.not_equal(*self._words, out=self._differs)
-        flags = self._differs.view(np.uint32)  # four at a time
-        blocks: np.ndarray = np.bitwise_or.reduce(flags[0] | flags[-1], axis=1)
-        return blocks.nonzero()[0]
+        """Indices of the blocks that may differ from those shown."""
+        for (before, after), differs in zip(self._pairs, self._differs, strict=True):
+            np.not_equal(before, after, out=differs)
+        moved = np.bitwise_or.reduce(self._flags[0] | self._flags[-1], axis=1)
+        changed: np.ndarray = (moved | self._moved).nonzero()[0]
+        self._moved = moved
+        return changed

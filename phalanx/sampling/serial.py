@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from phalanx.envs import Env
+from phalanx.envs.screen import finish_frames
 from phalanx.types import EnvSpec, EnvStep
 
 EnvFactory = Callable[[int, int], Env]
@@ -39,6 +41,7 @@ class Slot:
         self.idle = False  # waits for the end of the batch
         self.requests = 0  # steps asked for so far
         self.prepared = False
+        self.quiet = False  # the row tells of a step without reward in the midst of an episode
 
     def advance(self, action: int) -> None:
         """Serve one request: begin if the slot is fresh, else step. An episode that ends is followed by the next."""
@@ -49,21 +52,17 @@ class Slot:
             return self.rest()
         reward, score, terminated, truncated = self.env.step(action, self.frame)
         done = terminated or truncated
-        step, row = self.step, self.index
         if done:
             if truncated:
-                step.last_observation[row] = self.frame
+                finish_frames()  # this one may have been put off
+                self.step.last_observation[self.index] = self.frame
             if self.rules.resets == "swap":
                 self.reset()
             else:
                 self.idle = True
-        step.reward[row] = reward
-        step.score[row] = score
-        step.terminated[row] = terminated
-        step.truncated[row] = truncated
-        step.first[row] = done
-        step.cut[row] = False
-        return None
+        elif self.quiet and reward == 0.0 and score != score:
+            return None  # as most steps: what the row says already
+        return self.write_row(reward, score, terminated, truncated, first=done, cut=False)
 
     def begin(self) -> None:
         """The first row of an environment, after some random actions so that starts differ. A replaced environment
@@ -71,7 +70,7 @@ class Slot:
         self.fresh = False
         self.reset()
         self.decorrelate()
-        self.write_quiet_row(first=True, cut=self.incarnation > 0)
+        self.write_row(0.0, math.nan, False, False, first=True, cut=self.incarnation > 0)
 
     def rest(self) -> None:
         """A masked row; with the first request of the next batch the next episode begins."""
@@ -79,7 +78,7 @@ class Slot:
         if batch_starts:
             self.idle = False
             self.reset()
-        self.write_quiet_row(first=batch_starts, cut=True)
+        self.write_row(0.0, math.nan, False, False, first=batch_starts, cut=True)
 
     def reset(self) -> None:
         self.env.reset(self.frame)
@@ -101,14 +100,15 @@ class Slot:
             if outcome.terminated or outcome.truncated:
                 self.reset()
 
-    def write_quiet_row(self, first: bool, cut: bool) -> None:
-        """A row without an outcome."""
+    def write_row(self, reward: float, score: float, terminated: bool, truncated: bool, first: bool, cut: bool) -> None:
         step, row = self.step, self.index
-        step.reward[row] = 0.0
-        step.score[row] = np.nan
-        step.terminated[row] = step.truncated[row] = False
+        step.reward[row] = reward
+        step.score[row] = score
+        step.terminated[row] = terminated
+        step.truncated[row] = truncated
         step.first[row] = first
         step.cut[row] = cut
+        self.quiet = reward == 0.0 and score != score and not (terminated or truncated or first or cut)
 
     def state(self) -> dict[str, Any]:
         return {"env": self.env.state(), "idle": self.idle, "requests": self.requests, "fresh": self.fresh}

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.envs import Env
+from phalanx.envs.screen import frames_together
 from phalanx.sampling.exchange import Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
 
@@ -82,9 +83,10 @@ class Worker:
             if exchange.request[worker, group] == exchange.done[worker, group]:
                 continue
             started = time.perf_counter()
-            actions = exchange.action
-            for slot in self.groups[group]:
-                slot.advance(int(actions[slot.index]))
+            actions = exchange.action.tolist()
+            with frames_together():
+                for slot in self.groups[group]:
+                    slot.advance(actions[slot.index])
             exchange.busy[worker] += time.perf_counter() - started
             exchange.done[worker, group] += 1
             # the last one wakes the owner; should two miss each other, the owner looks again by itself

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from phalanx.config import AtariConfig
 from phalanx.envs.atari import AtariEnv, emulator
-from phalanx.envs.screen import AreaResize, AreaScreen, HalfScreen, palette
+from phalanx.envs.screen import AreaResize, AreaScreen, HalfScreen, finish_frames, frames_together, palette
 from phalanx.errors import UserError
 
 
@@ -87,7 +87,7 @@ def test_area_screen_shows_changes_only_and_all_of_them(
     pixels: list[tuple[int, int, int, int]], depth: int, rgb: bool
 ) -> None:
     colors, resize = palette(210), AreaResize(210)
-    area = AreaScreen(210, colors, depth, rgb)
+    area = AreaScreen(210, depth, rgb)
     frame = np.zeros(area.shape, np.uint8)
     for which, row, column, value in pixels:
         area.screens[which % depth, row : row + 3, column : column + 2] = value
@@ -96,6 +96,48 @@ def test_area_screen_shows_changes_only_and_all_of_them(
         for shown, channel in zip(frame, channels, strict=True):
             pooled = channel[area.screens].max(0).astype(np.float32)
             assert np.array_equal(shown, resize(pooled.reshape(42, 5, 160)).reshape(84, 84))
+
+
+def test_frames_made_together_equal_those_made_one_by_one() -> None:
+    """Of several games, two kinds of frames, and of one environment that steps twice."""
+
+    def games() -> list[AtariEnv]:
+        few = [make(seed, game="pong", color=color) for seed, color in enumerate(("gray", "gray", "rgb", "gray"))]
+        return [*few, make(game="breakout", max_steps=5)]
+
+    ours, theirs, rng = games(), games(), np.random.default_rng(0)
+    frames, expected = [frame_of(env) for env in ours], [frame_of(env) for env in theirs]
+    with frames_together():
+        for env, frame in zip(ours, frames, strict=True):
+            env.reset(frame)
+    for env, frame in zip(theirs, expected, strict=True):
+        env.reset(frame)
+    for _ in range(40):
+        actions = rng.integers(4, size=(len(ours), 2)).tolist()
+        with frames_together():
+            for env, frame, pair in zip(ours, frames, actions, strict=True):
+                act_twice(env, frame, pair)
+        for env, frame, pair in zip(theirs, expected, actions, strict=True):
+            act_twice(env, frame, pair)
+        assert all(np.array_equal(one, other) for one, other in zip(frames, expected, strict=True))
+
+
+def act_twice(env: AtariEnv, frame: np.ndarray, actions: list[int]) -> None:
+    for action in actions:
+        outcome = env.step(action, frame)
+        if outcome.terminated or outcome.truncated:
+            env.reset(frame)
+
+
+def test_frames_put_off_can_be_asked_for() -> None:
+    env, twin = make(game="pong"), make(game="pong")
+    frame, expected = frame_of(env), frame_of(twin)
+    twin.reset(expected)
+    with frames_together():
+        env.reset(frame)
+        assert not np.array_equal(frame, expected)
+        finish_frames()
+        assert np.array_equal(frame, expected)
 
 
 @pytest.mark.parametrize("game", ["pong", "breakout", "space_invaders"])
