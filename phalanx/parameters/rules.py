@@ -17,6 +17,7 @@ from phalanx.config import OptimizerConfig
 from phalanx.errors import unknown
 
 State = dict[str, Tensor]
+TINY = 1e-30  # nothing beside a square that matters, but not zero
 
 
 class Rule(Protocol):
@@ -44,7 +45,7 @@ class RMSProp:
     def apply(self, params: Tensor, gradient: Tensor, state: State, learning_rate: float | Tensor) -> None:
         square = state["square"]
         square.mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-        root = square.add(self.epsilon).sqrt_() if self.inside else square.sqrt().add_(self.epsilon)
+        root = square.add(self.epsilon).sqrt_() if self.inside else square_root(square).add_(self.epsilon)
         _step(params, gradient, root, learning_rate)
 
 
@@ -69,7 +70,7 @@ class Adam:
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         correction = (1 - self.beta2**t).sqrt()
         rate = learning_rate / (1 - self.beta1**t)
-        root = square.sqrt()
+        root = square_root(square)
         if self.tensorflow:
             rate = rate * correction
         else:
@@ -89,7 +90,7 @@ class AdaGrad:
 
     def apply(self, params: Tensor, gradient: Tensor, state: State, learning_rate: float | Tensor) -> None:
         square = state["square"].addcmul_(gradient, gradient)
-        _step(params, gradient, square.sqrt().add_(self.epsilon), learning_rate)
+        _step(params, gradient, square_root(square).add_(self.epsilon), learning_rate)
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ def average_norm_clip(gradient: Tensor, slices: Iterable[slice], limit: float) -
     for part in slices:
         tensor = gradient[part]
         tensor.mul_((limit * tensor.numel() / torch.linalg.vector_norm(tensor)).clamp_(max=1.0))
+
+
+def square_root(square: Tensor) -> Tensor:
+    """Roots of squares, many of which may be zero: on a CPU torch's root of a zero takes many times as long."""
+    return square.add(TINY).sqrt_()
 
 
 def _step(params: Tensor, direction: Tensor, root: Tensor, learning_rate: float | Tensor) -> None:

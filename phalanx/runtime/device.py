@@ -12,6 +12,7 @@ import torch
 from phalanx.config import RunConfig
 from phalanx.errors import UserError
 from phalanx.runtime.affinity import usable_cores
+from phalanx.runtime.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def choose_compute(run: RunConfig) -> Compute:
         raise UserError("run.device asks for a GPU, but torch sees none; use --run.device cpu")
     if device.type == "cpu":
         torch.set_num_threads(run.threads or usable_cores())
+        keep_freed_memory()
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
     return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda")

@@ -65,6 +65,17 @@ def test_rule_equals_torch(name: str) -> None:
     torch.testing.assert_close(trained(name), reference.detach(), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-18, 1e-14, 1e-10])
+def test_adam_equals_torch_where_gradients_vanish(scale: float) -> None:
+    rule, params, reference = make_rule(OptimizerConfig(rule="adam", epsilon=1e-8)), start(), start().requires_grad_()
+    state, optimizer = rule.init(SIZE), torch.optim.Adam([reference], RATE, eps=1e-8)
+    for gradient in gradients():
+        reference.grad = gradient * scale
+        optimizer.step()
+        rule.apply(params, gradient * scale, state, RATE)
+    torch.testing.assert_close(params - start(), reference.detach() - start(), atol=1e-6, rtol=1e-5)
+
+
 def test_rmsprop_with_epsilon_inside_equals_float64() -> None:
     params, square = start().double().numpy(), np.ones(SIZE)
     for gradient in gradients(torch.float64):
