@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import statistics
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -18,7 +19,8 @@ from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousCo
 from phalanx.errors import RunError, UserError
 
 GAMES = ("breakout", "pong")
-ENVS_PER_WORKER = 16
+ENVS_PER_WORKER = 32
+GROUPS = 4  # workers may run ahead of the slowest by three of them
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 ALGORITHMS = {  # name in the results -> preset, steps per rollout, overlap
     "a2c": ("a2c", 5, False),
@@ -65,10 +67,12 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
             "inference_ratio": round(inference / limit, 3),
             "samples": [[round(value) for value in pair] for pair in samples],
         }
+        print(f"{game}: {results[game]}", file=sys.stderr, flush=True)
     limit = results[GAMES[0]]["emulator_sps"]
     for name, (preset, horizon, overlap) in ALGORITHMS.items():
         trained = training(settled(preset, GAMES[0], cores, horizon, overlap, flags), seconds, repeats)
         results[name] = {**trained, "ratio": round(trained["training_sps"] / limit, 3)}
+        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
 
@@ -81,7 +85,7 @@ def settled(preset_name: str, game: str, cores: int, horizon: int, overlap: bool
     base = preset(preset_name)
     assert isinstance(base.env, AtariConfig)
     environments = max(1, cores - 1) * ENVS_PER_WORKER
-    sampler = SamplerConfig(environments=environments, horizon=horizon, groups=2, decorrelation=100)
+    sampler = SamplerConfig(environments=environments, horizon=horizon, groups=GROUPS, decorrelation=100)
     experiment = dataclasses.replace(
         base,
         env=dataclasses.replace(base.env, game=game),

@@ -17,7 +17,7 @@ def test_every_algorithm_fits_any_number_of_cores(name, cores):
     experiment = gpu_bench.settled(preset, "pong", cores, horizon, overlap, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=overlap)
-    assert experiment.sampler.environments == 16 * max(1, cores - 1)
+    assert experiment.sampler.environments == 32 * max(1, cores - 1)
 
 
 def test_the_busy_share_is_a_mean_of_percentages():
