@@ -152,17 +152,21 @@ class OverlappedReplica(Replica):
             envs.spec.seen, sampler.environments, experiment.env.stack, sampler.horizon, compute.device
         )
         self.has_rollout = False
+        self.per_gap = 1  # updates while a group is away, so that none are left at the end
 
     def iterate(self) -> None:
-        """Collect the next rollout, with an update from the last one in every gap; then hand over."""
+        """Collect the next rollout, with updates from the last one in every gap; then hand over."""
         self.acting_parameters.flat.copy_(self.parameters.flat)
         updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
         self.lag = self.progress.version - self.held.version if self.has_rollout else 0
         if self.learning is not None:
             self.learning.wait_stream(torch.cuda.current_stream())
-        rollout = self.collector.collect(self.progress, lambda: self._update_once(updates))
-        while self._update_once(updates):
+        before = self.progress.updates
+        rollout = self.collector.collect(self.progress, lambda: self._update(updates, self.per_gap))
+        while self._update(updates, 1):
             pass
+        gaps = self.experiment.sampler.horizon * self.experiment.sampler.groups
+        self.per_gap = max(1, -(-(self.progress.updates - before) // gaps))
         if self.learning is not None:
             torch.cuda.current_stream().wait_stream(self.learning)
         self.learner.check(self.progress)
@@ -183,10 +187,10 @@ class OverlappedReplica(Replica):
                 self.experience.put(self.held)
             self.has_rollout = True
 
-    def _update_once(self, updates: Iterator[None]) -> bool:
-        """The next update, on the learner's stream; False when there is none."""
+    def _update(self, updates: Iterator[None], count: int) -> bool:
+        """The next updates, on the learner's stream; False when there are none left."""
         with torch.cuda.stream(self.learning):
-            return next(updates, self) is None
+            return all(next(updates, self) is None for _ in range(count))
 
     def _hold(self, rollout: Rollout) -> None:
         """Put a copy into the experience: the collector will write over its own."""
