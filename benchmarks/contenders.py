@@ -1,15 +1,17 @@
-"""One measurement of one library: the part of `peers.py` that runs in a process of its own.
+"""One measurement of another library: the part of `peers.py` that runs in a process of its own.
 
     python benchmarks/contenders.py NAME '{"setting": value, ...}'   ->   one JSON object on the last line
 
 Every function takes the settings of one measurement and returns at least `sps`, agent steps per second. All play whole
 games (a lost life ends nothing): 4 frames per action, the maximum of the last two, up to 30 no-ops at a game's start.
 Training is timed from the start of a rollout to the start of another, so that rollouts and updates are counted whole.
+
+Nothing of phalanx is imported here, because that sets how long torch's threads spin: peers run as they come. phalanx's
+own measurements are in `ourselves.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -18,46 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from phalanx import bench
-from phalanx.config import (
-    A2CConfig,
-    AtariConfig,
-    DQNConfig,
-    Experiment,
-    ModelConfig,
-    OptimizerConfig,
-    PPOConfig,
-    RunConfig,
-    SamplerConfig,
-    SerialConfig,
-    SynchronousConfig,
-)
-from phalanx.presets import preset
-from phalanx.runtime.affinity import usable_cores
-
 Result = dict[str, Any]
 STACK, SKIP, NOOPS = 4, 4, 30
-EMULATORS = 8  # per process, for the emulator's own limit
 LEARNING_STARTS, REPLAY_SIZE, EPSILON = 1_000, 20_000, 0.1
 FOREVER = 10**9  # steps; measurements end by time
 
 # Sampling: environments under random actions, no network.
-
-
-def emulator(game: str, warmup: float, seconds: float) -> Result:
-    """Bare emulators on every core, without pixels: the limit of all others."""
-    return {"sps": bench.emulator_speed(game, usable_cores(), EMULATORS, warmup + seconds)}
-
-
-def sample_phalanx(game: str, frame: str, envs: int, groups: int, warmup: float, seconds: float) -> Result:
-    """Env workers of phalanx; `sampling_speed` has its own second of warm-up after the first frames."""
-    experiment = Experiment(
-        env=phalanx_env(game, frame),
-        sampler=SamplerConfig(environments=envs, groups=groups),
-        topology=SynchronousConfig(),
-        run=RunConfig(device="cpu"),  # with a GPU the workers would leave the frames to it
-    )
-    return {"sps": bench.sampling_speed(experiment.validate(), seconds + max(0.0, warmup - 1))}
 
 
 def sample_envpool(
@@ -140,63 +108,6 @@ def sample_gymnasium(game: str, envs: int, warmup: float, seconds: float) -> Res
 # Training: equal network (Nature), environments and batches.
 
 
-def train_phalanx(
-    game: str, algorithm: str, envs: int, topology: str, precision: str, warmup: float, seconds: float
-) -> Result:
-    """Rollouts and updates of a phalanx replica, after a warm-up in which it has begun to learn."""
-    experiment = phalanx_experiment(game, algorithm, envs, topology, precision).validate()
-    with bench.running_replica(experiment) as replica:
-        bench.warm_up_until(replica.iterate, warmup)
-        while not replica.progress.updates:
-            replica.iterate()
-        steps, updates, start = replica.progress.steps, replica.progress.updates, time.perf_counter()
-        bench.warm_up_until(replica.iterate, seconds)
-        steps, updates = replica.progress.steps - steps, replica.progress.updates - updates
-        return {
-            "sps": steps / (time.perf_counter() - start),
-            "steps_per_update": steps / updates,
-            "parameters": parameter_count(replica.model),
-        }
-
-
-def phalanx_experiment(game: str, algorithm: str, envs: int, topology: str, precision: str) -> Experiment:
-    """What `train_sb3` does, in phalanx's words."""
-    common = dataclasses.replace(
-        preset(algorithm),
-        env=phalanx_env(game, "84x84"),
-        model=ModelConfig(torso="nature"),
-        topology=SerialConfig() if topology == "serial" else SynchronousConfig(),
-        run=RunConfig(steps=FOREVER, precision="bfloat16" if precision == "bfloat16" else "float32"),
-    )
-    if algorithm == "a2c":
-        return dataclasses.replace(
-            common,
-            algorithm=A2CConfig(value_coef=0.5, entropy_coef=0.0),
-            optimizer=OptimizerConfig(rule="rmsprop-inside", learning_rate=7e-4),
-            sampler=SamplerConfig(environments=envs, horizon=5),
-        )
-    if algorithm == "ppo":
-        return dataclasses.replace(
-            common,
-            algorithm=PPOConfig(epochs=4, minibatches=4, clip=0.2, entropy_coef=0.0),
-            optimizer=OptimizerConfig(rule="adam", learning_rate=3e-4),
-            sampler=SamplerConfig(environments=envs, horizon=128),
-        )
-    return dataclasses.replace(
-        common,
-        algorithm=DQNConfig(
-            batch_size=32,
-            intensity=8.0,  # a batch of 32 for every 4 steps
-            replay_size=REPLAY_SIZE,
-            learning_starts=LEARNING_STARTS,
-            epsilon_start=EPSILON,
-            epsilon_final=EPSILON,
-        ),
-        optimizer=OptimizerConfig(rule="adam", learning_rate=1e-4, clip_norm=10.0),
-        sampler=SamplerConfig(environments=envs, horizon=4),
-    )
-
-
 def train_sb3(game: str, algorithm: str, envs: int, warmup: float, seconds: float) -> Result:
     """Stable-Baselines3 with its own defaults where they do not change the amount of work."""
     from stable_baselines3 import A2C, DQN, PPO
@@ -256,11 +167,6 @@ def sb3_watch(warmup: float, seconds: float) -> Any:
 
 
 # What the measurements share.
-
-
-def phalanx_env(game: str, frame: str) -> AtariConfig:
-    size: Any = frame
-    return AtariConfig(game=game, frame=size, episodic_life=False, fire_on_reset=False, noop_max=NOOPS, stack=STACK)
 
 
 class GymnasiumGame:
@@ -330,19 +236,11 @@ def camel_case(game: str) -> str:
     return "".join(word.capitalize() for word in game.split("_"))
 
 
-CONTENDERS: dict[str, Callable[..., Result]] = {
-    function.__name__: function
-    for function in (
-        emulator,
-        sample_phalanx,
-        sample_envpool,
-        sample_ale_vector,
-        sample_sb3,
-        sample_gymnasium,
-        train_phalanx,
-        train_sb3,
-    )
-}
+def answer(functions: tuple[Callable[..., Result], ...]) -> None:
+    """Call the function the command line names with the settings it gives, and print its result."""
+    by_name = {function.__name__: function for function in functions}
+    print(json.dumps(by_name[sys.argv[1]](**json.loads(sys.argv[2]))))
+
 
 if __name__ == "__main__":
-    print(json.dumps(CONTENDERS[sys.argv[1]](**json.loads(sys.argv[2]))))
+    answer((sample_envpool, sample_ale_vector, sample_sb3, sample_gymnasium, train_sb3))

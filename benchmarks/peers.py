@@ -1,11 +1,12 @@
-"""phalanx beside its peers, in one go on this machine: `make bench`, under 20 minutes; `--quick` takes about 5.
+"""phalanx beside its peers, in one go on this machine: `make bench`, about 25 minutes; `--quick` takes about 6.
 
     plan:  contenders in groups, each with the settings it may choose from
     scout: short runs find the best setting of each contender
     rounds: every contender once per round, so that noise hits all alike; the median of the rounds counts
 
-Each measurement runs in a process of its own (`contenders.py`), so that threads and core affinity do not leak. A peer
-that is missing or fails is listed with the reason. Tables are printed as Markdown, everything goes to `--json FILE`.
+Each measurement runs in a process of its own (`contenders.py`, `ourselves.py`), so that threads, core affinity and the
+settings phalanx makes for torch do not leak. A peer that is missing or fails is listed with the reason. Tables are
+printed as Markdown, everything goes to `--json FILE`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "numpy", "ale-py", "gymnasium", "envpool", "stable-baselines3")
 STARTUP = 120.0  # seconds a measurement may take beyond its warm-up and window
 QUIET_LOAD = 0.5
+OURS = ("emulator", "sample_phalanx", "train_phalanx")
 Settings = dict[str, Any]
 
 
@@ -170,9 +172,10 @@ def take_sample(contender: Contender, game: str, round_name: str) -> None:
 
 def measure(function: str, settings: Settings, window: Window) -> dict[str, Any]:
     """The result of a contender's function in a new process, or {"failure": reason}."""
+    script = "ourselves.py" if function in OURS else "contenders.py"
     arguments = json.dumps({**settings, **asdict(window)})
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / "contenders.py"), function, arguments],
+        [sys.executable, str(ROOT / "benchmarks" / script), function, arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

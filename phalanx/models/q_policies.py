@@ -41,7 +41,8 @@ class EpsilonGreedyPolicy:
 
     @torch.no_grad()
     def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
-        q = self._q(stacks, history)
+        with self.compute.autocast():
+            q = self.model(stacks, history)
         value, greedy = q.max(1)
         epsilon = self.now.expand_as(noise)
         if self.exponents is not None:
@@ -49,13 +50,9 @@ class EpsilonGreedyPolicy:
         action = torch.where(noise < epsilon, random_action(noise, epsilon, q.shape[1]), greedy)
         return PolicyOutput(action, torch.zeros_like(value), value)
 
-    @torch.no_grad()
     def value(self, stacks: Tensor, history: Tensor) -> Tensor:
-        return self._q(stacks, history).amax(1)
-
-    def _q(self, stacks: Tensor, history: Tensor) -> Tensor:
-        with self.compute.autocast():
-            return self.model(stacks, history)
+        """Nothing: what a replayed step bootstraps from is computed when it is learnt from."""
+        return torch.zeros(len(history), device=history.device)
 
 
 def epsilon_exponents(spread: float, environments: int) -> Tensor:

@@ -1,11 +1,13 @@
 """Update rules on flat vectors, and the norm clips that go before them.
 
 A rule works in place and element by element, so a store may apply it to the whole vector, chunk by chunk or shard by
-shard, with the same result. Nothing here waits for a device: all of it can be captured in a CUDA graph.
+shard, with the same result to the last bit if every chunk begins at a multiple of 16 (kernels round a rest that fills
+no vector register differently). Nothing here waits for a device: all of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,8 +66,27 @@ class Adam:
         return {"mean": zeros, "square": zeros.clone(), "t": torch.zeros((), dtype=torch.float64, device=device)}
 
     def apply(self, params: Tensor, gradient: Tensor, state: State, learning_rate: float | Tensor) -> None:
-        mean, square, t = state["mean"], state["square"], state["t"]
-        t.add_(1)
+        mean, square, t = state["mean"], state["square"], state["t"].add_(1)
+        if params.device.type == "cpu":
+            self._apply_in_one_pass(params, gradient, mean, square, t, float(learning_rate))
+        else:
+            self._apply_without_waiting(params, gradient, mean, square, t, learning_rate)
+
+    def _apply_in_one_pass(
+        self, params: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, t: Tensor, learning_rate: float
+    ) -> None:
+        """torch's own kernel reads and writes each vector once; a larger epsilon makes TensorFlow's form of it."""
+        epsilon = self.epsilon / math.sqrt(1 - self.beta2 ** t.item()) if self.tensorflow else self.epsilon
+        torch._fused_adam_(
+            [params], [gradient], [mean], [square], [], [t.float()],
+            lr=learning_rate, beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=epsilon,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def _apply_without_waiting(
+        self, params: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, t: Tensor, learning_rate: float | Tensor
+    ) -> None:
+        """The same without a look at `t`, which lives on the device."""
         mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         correction = (1 - self.beta2**t).sqrt()

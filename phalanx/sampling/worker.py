@@ -186,6 +186,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
+def let_owner_finish() -> None:
+    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner decides
@@ -196,6 +202,7 @@ def main() -> None:
             return
         if orders.core is not None:
             os.sched_setaffinity(0, {orders.core})
+        let_owner_finish()
         worker = Worker(orders, control)
         send(control, "ready")
         worker.serve()
