@@ -86,10 +86,11 @@ class Learner:
 
     def gradient(self, batch: Any, scalars: dict[str, Tensor]) -> tuple[Loss, Tensor]:
         """Leave the clipped gradient of a batch in the flat vector; the loss and the norm before the clip."""
-        self.parameters.grad.zero_()
+        self.parameters.clear()
         with self.compute.autocast():
             loss = self.algorithm.loss(self.model, batch, scalars)
         loss.total.backward()
+        self.parameters.gather()
         return loss, self.clip()
 
     def clip(self) -> Tensor:

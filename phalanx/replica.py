@@ -17,6 +17,7 @@ from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import AtariConfig, Experiment, SynchronousConfig
 from phalanx.learner import Learner
 from phalanx.logs.metrics import Timing
+from phalanx.models.torsos import large_layers
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_rule
@@ -41,7 +42,7 @@ class Replica:
         self.lag = 0  # versions between collecting and learning
         torch.manual_seed(experiment.run.seed)
         self.model = make_network(experiment, envs.spec.seen).to(compute.device)
-        self.parameters = FlatParameters(self.model)
+        self.parameters = self._flatten(self.model)
         self.store = LocalStore(self.parameters, make_rule(experiment.optimizer))
         self.policy = make_policy(experiment, self.model, compute)
         self.experience = make_experience(experiment, envs.spec.seen, compute.device)
@@ -89,6 +90,11 @@ class Replica:
     def close(self) -> None:
         """Give back what the device holds of the environments' memory."""
         self.collector.close()
+
+    def _flatten(self, model: nn.Module) -> FlatParameters:
+        """On a GPU the rounding is part of the graphs and costs nothing that matters."""
+        rounds = self.compute.bfloat16 and self.compute.device.type == "cpu"
+        return FlatParameters(model, rounded=large_layers(model) if rounds else ())
 
     def _make_collector(self) -> Collector:
         experiment, compute = self.experiment, self.compute
@@ -144,7 +150,7 @@ class OverlappedReplica(Replica):
     def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
         super().__init__(experiment, envs, compute)
         self.acting: nn.Module = copy.deepcopy(self.model)
-        self.acting_parameters = FlatParameters(self.acting)
+        self.acting_parameters = self._flatten(self.acting)
         self.policy.model = self.acting  # type: ignore[attr-defined]
         self.learning = torch.cuda.Stream() if compute.device.type == "cuda" else None
         sampler = experiment.sampler
@@ -157,6 +163,7 @@ class OverlappedReplica(Replica):
     def iterate(self) -> None:
         """Collect the next rollout, with updates from the last one in every gap; then hand over."""
         self.acting_parameters.flat.copy_(self.parameters.flat)
+        self.acting_parameters.refresh()
         updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
         self.lag = self.progress.version - self.held.version if self.has_rollout else 0
         if self.learning is not None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.config import C51Config, DQNConfig, ModelConfig
-from phalanx.models.torsos import ConvTorso, initialise, make_torso
+from phalanx.models.torsos import ConvTorso, Dense, initialise, make_torso
 from phalanx.types import EnvSpec
 
 STREAMS = ("value", "advantage")  # of a dueling head
@@ -44,7 +44,7 @@ class DuelingHead(nn.Module):
         if isinstance(self.torso, ConvTorso):
             inputs = self.torso.dense.weight.shape[1]
             self.torso.dense, self.scale = self.scale, nn.Identity()  # type: ignore[assignment]
-        self.hidden = nn.ModuleDict({name: initialise(nn.Linear(inputs, width), config.init) for name in STREAMS})
+        self.hidden = nn.ModuleDict({name: initialise(Dense(inputs, width), config.init) for name in STREAMS})
         sizes = dict(zip(STREAMS, (atoms, spec.actions * atoms), strict=True))
         self.output = nn.ModuleDict(
             {name: initialise(nn.Linear(width, size), config.init, "value") for name, size in sizes.items()}

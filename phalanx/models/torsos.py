@@ -67,6 +67,10 @@ def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | Ml
     return ConvTorso(config, spec, stack)
 
 
+class Dense(nn.Linear):
+    """A fully connected layer on the features of convolutions: nearly all of a network's weights."""
+
+
 class ConvTorso(nn.Module):
     """Convolutions and one fully connected layer, all with ReLU."""
 
@@ -88,7 +92,7 @@ class ConvTorso(nn.Module):
             self.convolutions.append(initialise(convolution, config.init))
             inputs = layer.filters
         height, width = output_size(layers, self.pads, spec)
-        self.dense = initialise(nn.Linear(inputs * height * width, self.features), config.init)
+        self.dense = initialise(Dense(inputs * height * width, self.features), config.init)
 
     def forward(self, stacks: Tensor, history: Tensor) -> Tensor:
         x = network_input(stacks, history, compute_dtype(stacks.device), self.fold)
@@ -121,6 +125,11 @@ class MlpTorso(nn.Module):
         x = stacks.flatten(2).float() * _valid(history, stacks.shape[1], torch.float32)[:, :, None]
         x = F.relu(F.linear(x.flatten(1) - self.offset, self.first.weight * self.scale, self.first.bias))
         return F.relu(self.second(x))
+
+
+def large_layers(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are worth a bfloat16 copy where the network computes in bfloat16."""
+    return [parameter for layer in model.modules() if isinstance(layer, Dense) for parameter in layer.parameters()]
 
 
 def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:

@@ -1,12 +1,17 @@
 """All parameters of a model as one vector, and all its gradients as another.
 
 Everything behind the learner (norm clip, update rule, stores, shards, checkpoints) works on these two vectors; the
-model works on views of them, so nothing is ever gathered or scattered. Build it after the model is on its device.
+model works on views of them, so nothing is gathered or scattered. Only where a large layer computes in bfloat16 on a
+CPU, the model holds a rounded copy of its own: rounding once an update costs less than rounding in every forward pass.
+
+    clear -> backward -> gather -> rule on `flat` -> refresh
+
+Build it after the model is on its device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +23,52 @@ class FlatParameters:
     """Lays a module's parameters into `flat` [P] and their gradients into `grad` [P].
 
     autograd adds in place to a gradient that exists, so `backward` writes straight into `grad`; the one way to clear
-    it is `grad.zero_()` (`zero_grad` would drop the views).
+    it is `clear` (`zero_grad` would drop the views). The model keeps `rounded` parameters as bfloat16 copies.
     """
 
-    def __init__(self, model: nn.Module, channels_last: bool = True) -> None:
+    def __init__(self, model: nn.Module, channels_last: bool = True, rounded: Iterable[nn.Parameter] = ()) -> None:
         parameters = dict(model.named_parameters())
         device = next(iter(parameters.values())).device
+        copied = {id(parameter) for parameter in rounded}
         self.slices: dict[str, slice] = {}
         self._views: dict[str, Tensor] = {}
+        self._copies: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # parameter, its part of flat, its part of grad
+        self._added: list[slice] = []  # parts of grad that backward adds to
         self.flat = torch.empty(sum(p.numel() for p in parameters.values()), device=device)
         self.grad = torch.zeros_like(self.flat)
         start = 0
         for name, parameter in parameters.items():
             part = slice(start, start + parameter.numel())
             view = _shaped(self.flat[part], parameter.shape, channels_last)
+            gradient = _shaped(self.grad[part], parameter.shape, channels_last)
             view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = _shaped(self.grad[part], parameter.shape, channels_last)
+            if id(parameter) in copied:
+                parameter.data = view.bfloat16()
+                self._copies.append((parameter, view, gradient))
+            else:
+                parameter.data, parameter.grad = view, gradient
+                last = self._added.pop() if self._added and self._added[-1].stop == start else part
+                self._added.append(slice(last.start, part.stop))
             self.slices[name], self._views[name] = part, view
             start = part.stop
+
+    def clear(self) -> None:
+        """Before backward."""
+        for part in self._added:
+            self.grad[part].zero_()
+        for parameter, _, _ in self._copies:
+            parameter.grad = None
+
+    def gather(self) -> None:
+        """After backward: the gradients of the copies, too, go into `grad`."""
+        for parameter, _, gradient in self._copies:
+            assert parameter.grad is not None
+            gradient.copy_(parameter.grad)
+
+    def refresh(self) -> None:
+        """After a change of `flat`: the copies follow."""
+        for parameter, view, _ in self._copies:
+            parameter.data.copy_(view)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """A copy of each parameter by name, in its usual layout, for checkpoints."""
@@ -58,6 +90,7 @@ class FlatParameters:
                 )
         for name, view in self._views.items():
             view.copy_(tensors[name])
+        self.refresh()
 
 
 def _shaped(part: Tensor, shape: torch.Size, channels_last: bool) -> Tensor:

@@ -32,6 +32,7 @@ class LocalStore:
     def apply(self, gradient: Tensor, learning_rate: float | Tensor) -> None:
         """The device's part of a push, which a CUDA graph can hold."""
         self.rule.apply(self.parameters.flat, gradient, self.rule_state, learning_rate)
+        self.parameters.refresh()
 
     def pull(self, model: nn.Module) -> int:
         return self.version

@@ -11,6 +11,7 @@ from torch import nn
 from phalanx.config import ModelConfig
 from phalanx.errors import UserError
 from phalanx.models.heads import ActorCritic, make_model
+from phalanx.models.torsos import large_layers
 from phalanx.parameters.flat import FlatParameters
 from phalanx.types import EnvSpec
 
@@ -106,3 +107,29 @@ def test_load_refuses_what_does_not_fit_and_changes_nothing() -> None:
     with pytest.raises(UserError, match=r"value\.weight has shape \(2, 32\)"):
         flat.load(saved | {"value.weight": torch.zeros(2, 32)})
     assert torch.equal(flat.flat, before)
+
+
+def test_rounded_copies_give_the_gradients_of_autocast_and_follow_the_vector() -> None:
+    plain, model = small_model(), small_model()
+    reference = FlatParameters(plain)
+    flat = FlatParameters(model, rounded=large_layers(model))
+    assert model.torso.dense.weight.dtype == torch.bfloat16 and model.policy.weight.dtype == torch.float32
+    for _ in range(2):  # nothing of the first gradient is left in the second
+        flat.clear()
+        reference.clear()
+        for ours, theirs in zip(run(model, bfloat16=True), run(plain, bfloat16=True), strict=True):
+            assert torch.equal(ours, theirs)
+        flat.gather()
+        assert torch.equal(flat.grad, reference.grad)
+        for vector in (flat, reference):
+            vector.flat.sub_(vector.grad)
+            vector.refresh()
+    assert torch.equal(model.torso.dense.weight, plain.torso.dense.weight.bfloat16())
+    assert torch.equal(flat.named_tensors()["torso.dense.weight"], plain.torso.dense.weight)
+
+
+def test_rounded_copies_follow_loaded_parameters() -> None:
+    saved = {name: tensor + 1 for name, tensor in FlatParameters(small_model()).named_tensors().items()}
+    model = small_model()
+    FlatParameters(model, rounded=large_layers(model)).load(saved)
+    assert torch.equal(model.torso.dense.weight, saved["torso.dense.weight"].bfloat16())
