@@ -60,7 +60,8 @@ class Learner:
     def updates(self, experience: Experience, progress: Progress) -> Iterator[None]:
         """The same, one update at a time, for topologies that do something else in between."""
         started = time.perf_counter()
-        for batch in self.algorithm.batches(experience, progress, self.shuffle):
+        batches = self.algorithm.batches(experience, progress, self.shuffle)
+        while (batch := self._next(batches)) is not None:
             priorities = self.update(batch, progress)
             if priorities is not None:
                 experience.feedback(batch.ids, priorities)
@@ -70,6 +71,11 @@ class Learner:
             started = time.perf_counter()
         self.store.pull(self.model)
         self.timing.add("learn", time.perf_counter() - started)
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """The next batch; what the algorithm asks a network on the way runs as its loss does."""
+        with self.compute.autocast():
+            return next(batches, None)
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
         """One gradient step; new priorities of the batch's rows, if the algorithm has any."""

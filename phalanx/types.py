@@ -143,6 +143,13 @@ class ReplayBatch(Struct):
 
 
 @dataclass
+class AheadBatch(ReplayBatch):
+    """The same with what the target network says of the next stacks."""
+
+    next_values: Tensor  # [N, A], or [N, A, K] of distributions
+
+
+@dataclass
 class Loss:
     """What an algorithm hands to the learner: the scalar to minimise, what to log, new priorities if any."""
 

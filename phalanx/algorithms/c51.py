@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms.dqn import DQN
-from phalanx.types import Loss, ReplayBatch
+from phalanx.types import AheadBatch, Loss, ReplayBatch
 
 PRIORITY_RANGE = (1e-6, 1e6)
 
@@ -26,10 +26,10 @@ class C51(DQN):
     """Cross-entropy to the projected distribution of the target; its divergence is the priority."""
 
     def loss(self, model: nn.Module, batch: ReplayBatch, scalars: dict[str, Tensor]) -> Loss:
-        learnt, frozen = cast(CategoricalModel, model), cast(CategoricalModel, self.target)
-        support = frozen.support
+        learnt = cast(CategoricalModel, model)
+        support = learnt.support
         with torch.no_grad():
-            next_probs = frozen.log_probabilities(batch.next_stacks, batch.next_history).exp()
+            next_probs = self.target_values(batch)
             chooser = (
                 model(batch.next_stacks, batch.next_history) if self.config.double else expectation(next_probs, support)
             )
@@ -44,6 +44,13 @@ class C51(DQN):
                 "loss/error": divergence.mean(),
             }
         return Loss((batch.weight * rows).mean(), metrics, divergence.clamp(*PRIORITY_RANGE))
+
+    @torch.no_grad()
+    def target_values(self, batch: ReplayBatch) -> Tensor:
+        """Probabilities [N, A, K]."""
+        if isinstance(batch, AheadBatch):
+            return batch.next_values
+        return cast(CategoricalModel, self.target).log_probabilities(batch.next_stacks, batch.next_history).exp()
 
 
 def expectation(probabilities: Tensor, support: Tensor) -> Tensor:

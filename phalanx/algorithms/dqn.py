@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import DQNConfig
 from phalanx.seams import Experience
-from phalanx.types import Loss, Progress, ReplayBatch
+from phalanx.types import AheadBatch, Loss, Progress, ReplayBatch
 
 MIN_PRIORITY = 1e-6  # no row that may be learnt from is forgotten for good
+ROWS_AHEAD = 256  # drawn and shown to the target network at once on a CPU
 
 
 class Memory(Experience, Protocol):
@@ -42,15 +43,24 @@ class DQN:
         self.refill = config.learning_starts // replicas
         self.importance = Schedule(config.importance_start, 1.0, config.importance_length)
         self.tick = -1  # of the target clock, at the last refresh
+        # priorities change with every update, and so may the target network if it goes by updates
+        independent = not config.prioritized and config.target_clock != "updates"
+        self.batches_ahead = max(1, ROWS_AHEAD // config.batch_size) if independent else 1
 
     def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ReplayBatch]:
         """A fixed number of batches per rollout, none before the memory is warm (again, if resumed without it)."""
         memory = cast(Memory, experience)
         if progress.steps < self.config.learning_starts or not memory.ready(self.refill):
             return
-        for _ in range(self.updates):
+        size = self.config.batch_size
+        for done in range(0, self.updates, self.batches_ahead):
             self.refresh_target(progress)
-            yield memory.take(self.config.batch_size, self.importance(progress), generator)
+            rows = size * min(self.batches_ahead, self.updates - done)
+            drawn = memory.take(rows, self.importance(progress), generator)
+            if rows > size and drawn.stacks.device.type == "cpu":  # one pass over many rows; a GPU has it in its graph
+                drawn = AheadBatch(**vars(drawn), next_values=self.target_values(drawn))
+            for start in range(0, rows, size):
+                yield drawn[start : start + size]
 
     @torch.no_grad()
     def refresh_target(self, progress: Progress) -> None:
@@ -67,7 +77,7 @@ class DQN:
 
     def loss(self, model: nn.Module, batch: ReplayBatch, scalars: dict[str, Tensor]) -> Loss:
         with torch.no_grad():
-            next_q = self.target(batch.next_stacks, batch.next_history)
+            next_q = self.target_values(batch)
             chooser = model(batch.next_stacks, batch.next_history) if self.config.double else next_q
             target = batch.returns + batch.next_discount * value_of_best(next_q, chooser)
         q = model(batch.stacks, batch.history).gather(1, batch.action[:, None]).squeeze(1)
@@ -76,6 +86,13 @@ class DQN:
         metrics = {"loss/q": q.detach().mean(), "loss/error": error.mean()}
         priorities = error.clamp(MIN_PRIORITY, max(self.config.huber, MIN_PRIORITY))
         return Loss((batch.weight * rows).mean(), metrics, priorities)
+
+    @torch.no_grad()
+    def target_values(self, batch: ReplayBatch) -> Tensor:
+        """What the target network says of the next stacks, [N, A]; known already where it was asked ahead."""
+        if isinstance(batch, AheadBatch):
+            return batch.next_values
+        return self.target(batch.next_stacks, batch.next_history)
 
     def state(self) -> dict[str, Any]:
         return {"target": self.target.state_dict(), "tick": self.tick}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from phalanx.models.q_heads import ScaledGradient, make_q_model
 from phalanx.models.q_policies import EpsilonGreedyPolicy, random_action
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.runtime.device import Compute
-from phalanx.types import EnvSpec, Progress, ReplayBatch, Rollout
+from phalanx.types import AheadBatch, EnvSpec, Progress, ReplayBatch, Rollout
 
 CPU = Compute(torch.device("cpu"))
 
@@ -91,13 +92,17 @@ class Memory:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.exponents: list[float] = []
+        self.taken: list[ReplayBatch] = []
 
     def ready(self, rows: int) -> bool:
         return self.rows >= rows
 
-    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> int:
+    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch:
         self.exponents.append(importance_exponent)
-        return batch_size
+        state = torch.randint(2, (2, batch_size), generator=generator).tolist()
+        some = [0.5] * batch_size
+        self.taken.append(batch_of(state[0], [0] * batch_size, some, state[1], some, some))
+        return self.taken[-1]
 
 
 def count_batches(algorithm: DQN, rows: int, steps: int) -> int:
@@ -106,17 +111,34 @@ def count_batches(algorithm: DQN, rows: int, steps: int) -> int:
 
 def test_learning_starts_when_due_and_keeps_its_intensity() -> None:
     config = DQNConfig(learning_starts=100, batch_size=16, intensity=8.0)
-    algorithm = DQN(config, Table([[0.0]]), rollout_steps=32)
+    algorithm = DQN(config, Table([[0.0], [1.0]]), rollout_steps=32)
     assert count_batches(algorithm, rows=100, steps=99) == 0
     assert count_batches(algorithm, rows=100, steps=100) == 16
     assert count_batches(algorithm, rows=40, steps=500) == 0, "resumed with an empty memory"
-    shared = DQN(config, Table([[0.0]]), rollout_steps=32, replicas=4)
+    shared = DQN(config, Table([[0.0], [1.0]]), rollout_steps=32, replicas=4)
     assert count_batches(shared, rows=25, steps=100) == 16
+
+
+@pytest.mark.parametrize("flags", [{}, {"prioritized": True}, {"target_clock": "updates"}])
+def test_batches_drawn_ahead_are_those_of_single_draws(flags: dict[str, Any]) -> None:
+    config = DQNConfig(learning_starts=0, batch_size=64, intensity=20.0, **flags)  # 10 batches
+    algorithm, memory = DQN(config, Table([[0.0, 3.0], [1.0, 0.5]]), rollout_steps=32), Memory(1)
+    batches = list(algorithm.batches(memory, Progress(), torch.Generator()))  # type: ignore[arg-type]
+    ahead = not flags  # priorities, or the target network, may change between two updates
+    assert [len(taken.ids) for taken in memory.taken] == ([256, 256, 128] if ahead else [64] * 10)
+    assert [len(batch.ids) for batch in batches] == [64] * 10
+    assert all(isinstance(batch, AheadBatch) == ahead for batch in batches)
+    plain = [taken[start : start + 64] for taken in memory.taken for start in range(0, len(taken.ids), 64)]
+    for batch, alone in zip(batches, plain, strict=True):
+        assert torch.equal(algorithm.target_values(batch), algorithm.target_values(alone))
+        assert torch.equal(
+            algorithm.loss(algorithm.model, batch, {}).total, algorithm.loss(algorithm.model, alone, {}).total
+        )
 
 
 def test_importance_exponent_grows_to_one() -> None:
     config = DQNConfig(learning_starts=0, batch_size=32, intensity=1.0, importance_start=0.4, importance_length=200)
-    algorithm, memory = DQN(config, Table([[0.0]]), rollout_steps=32), Memory(1)
+    algorithm, memory = DQN(config, Table([[0.0], [1.0]]), rollout_steps=32), Memory(1)
     for steps in (0, 100, 400):
         list(algorithm.batches(memory, Progress(steps=steps), torch.Generator()))  # type: ignore[arg-type]
     assert memory.exponents == pytest.approx([0.4, 0.7, 1.0])
