@@ -94,7 +94,7 @@ def main() -> int:
 def sampling_plan() -> list[Contender]:
     """Random actions, no network."""
     window = Window(2.0, 5.0)
-    sizes = (16, 32, 64, 96)
+    sizes = (16, 64, 96, 128)
     ours = [{"envs": n, "groups": g} for n in sizes for g in (1, 2)]
     batched = [{"envs": n, "batch": b} for n in sizes for b in (n, n // 2)]
     plan = [Contender("sampling", "emulator limit", "emulator", [{}], window)]

@@ -235,13 +235,15 @@ class AtariEnv:
         """Nothing to give back: the emulator goes with the object."""
 
     def _hold(self, action: Action, frames: int) -> tuple[int, bool]:
-        """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost."""
+        """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost. What is to
+        be seen are the last two frames, or the last one alone after an early end."""
         ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._episodic
         actions = self._stick(action, frames) if self._sticky else (action,) * frames
-        reward, index, life_lost = 0, 0, False
+        reward, index, life_lost, shown = 0, 0, False, frames - 2
         for index, held in enumerate(actions):
             reward += ale.act(held)
-            ale.getScreen(buffers[index & 1])
+            if index >= shown:
+                ale.getScreen(buffers[index & 1])
             if ale.game_over():
                 break
             if watch:
@@ -250,8 +252,10 @@ class AtariEnv:
                 self._lives = lives
                 if life_lost and episodic:
                     break
-        if index == 0:  # the other buffer holds a frame of an earlier step
-            np.copyto(buffers[1], buffers[0])
+        if index < shown:
+            ale.getScreen(buffers[index & 1])
+        if index <= max(shown, 0):  # the other buffer holds a frame of an earlier step
+            np.copyto(buffers[~index & 1], buffers[index & 1])
         self._shown = None
         self._last_action = actions[index]
         return reward, life_lost
