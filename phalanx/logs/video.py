@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import itertools
 import os
+import select
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from phalanx.errors import RunError, UserError
 
 FASTEST_GIF_MS = 20  # browsers slow down anything faster
-ENCODER_TIMEOUT = 120.0  # seconds ffmpeg may take to end the file after the last frame
+ENCODER_TIMEOUT = 120.0  # seconds ffmpeg may take for a frame, and to end the file after the last one
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
@@ -73,10 +74,11 @@ def _write_mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
             stderr=complaints,
         )
         assert encoder.stdin is not None
+        os.set_blocking(encoder.stdin.fileno(), False)
         try:
             with contextlib.suppress(BrokenPipeError):  # ffmpeg gave up; its exit code and complaint say why
                 for frame in itertools.chain([first], map(_even, frames)):
-                    encoder.stdin.write(frame.data)
+                    _feed(encoder.stdin.fileno(), frame)
                 encoder.stdin.close()
         except BaseException:
             encoder.kill()
@@ -88,6 +90,15 @@ def _write_mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
         if failed:
             complaints.seek(0)
             raise OSError(complaints.read().decode(errors="replace").strip().partition("\n")[0])
+
+
+def _feed(pipe: int, frame: np.ndarray) -> None:
+    """Write a frame; ffmpeg that takes nothing for too long is an error."""
+    left = frame.data.cast("B")
+    while left:
+        if not select.select([], [pipe], [], ENCODER_TIMEOUT)[1]:
+            raise OSError(f"ffmpeg took no picture for {ENCODER_TIMEOUT:g} s")
+        left = left[os.write(pipe, left) :]
 
 
 def _ended(encoder: subprocess.Popen[bytes]) -> int:

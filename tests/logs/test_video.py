@@ -93,18 +93,21 @@ def test_ffmpeg_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ffmpeg_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("reads", "complaint"), [("sys.stdin.buffer.read()", "did not end within"), ("None", "took no picture for")]
+)
+def test_ffmpeg_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str, complaint: str) -> None:
     pytest.importorskip("imageio_ffmpeg")
     real, started = subprocess.Popen, []
 
     def popen(command: list[str], **options: object) -> object:
-        hangs = "import sys, time; sys.stdin.buffer.read(); time.sleep(600)"
+        hangs = f"import sys, time; {reads}; time.sleep(600)"
         started.append(real([sys.executable, "-c", hangs], **options))  # type: ignore[call-overload]
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr("phalanx.logs.video.ENCODER_TIMEOUT", 0.5)
-    with pytest.raises(RunError, match=r"ffmpeg did not end within 0\.5 s"):
-        write_video(tmp_path / "a.mp4", frames(), 10)
+    with pytest.raises(RunError, match=rf"ffmpeg {complaint} 0\.5 s"):
+        write_video(tmp_path / "a.mp4", frames(6, 200, 200), 10)
     assert started[0].returncode is not None  # it was killed, nothing is left behind
     assert list(tmp_path.iterdir()) == []
