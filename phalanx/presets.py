@@ -17,6 +17,7 @@ from phalanx.config import (
     PPOConfig,
     RunConfig,
     SamplerConfig,
+    SerialConfig,
     SynchronousConfig,
     ToyConfig,
 )
@@ -94,6 +95,17 @@ PONG = Experiment(
     run=RunConfig(steps=4_000_000, target_score=18.0),
 )
 """Tuned for the time until the score is reached, on two cores."""
+
+A2C_PONG = dataclasses.replace(
+    PONG,
+    model=ModelConfig(torso="nips"),
+    algorithm=A2CConfig(discount=0.95, gae_lambda=0.95, value_coef=0.5, entropy_coef=0.002),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, clip="none"),
+    sampler=SamplerConfig(environments=8, horizon=16, decorrelation=500),
+    topology=SerialConfig(),
+    run=RunConfig(steps=1_000_000),
+)
+"""A score that rises within a million steps; with a discount of .99 A2C needs several."""
 
 PONG_FAST = dataclasses.replace(
     PONG,
@@ -271,6 +283,7 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
     "paac-nature": ("PAAC with the large network", _paac("nature")),
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
+    "a2c-pong": ("A2C with the small network in one process, tuned to learn Pong within a million steps", A2C_PONG),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
     "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
