@@ -87,10 +87,10 @@ def _paac(torso: str) -> Experiment:
 
 PONG = Experiment(
     env=AtariConfig("pong"),
-    model=ModelConfig(torso="nature"),
-    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
-    sampler=SamplerConfig(environments=16, horizon=64, decorrelation=500),
+    model=ModelConfig(torso="nips"),
+    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
+    sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=4_000_000, target_score=18.0),
 )
@@ -98,7 +98,6 @@ PONG = Experiment(
 
 A2C_PONG = dataclasses.replace(
     PONG,
-    model=ModelConfig(torso="nips"),
     algorithm=A2CConfig(discount=0.95, gae_lambda=0.95, value_coef=0.5, entropy_coef=0.002),
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, clip="none"),
     sampler=SamplerConfig(environments=8, horizon=16, decorrelation=500),
@@ -112,6 +111,7 @@ PONG_FAST = dataclasses.replace(
     env=AtariConfig("pong", frame="104x80"),
     model=ModelConfig(torso="nature", padding=True),
     algorithm=PPOConfig(epochs=4, minibatches=30, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
     sampler=SamplerConfig(environments=120, horizon=16, groups=2, decorrelation=300),
     topology=SynchronousConfig(overlap=True),
 )

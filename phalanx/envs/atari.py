@@ -37,7 +37,7 @@ class Start(NamedTuple):
 
 
 class StartStates:
-    """Emulator states after a real reset and so many frames without action, made when first asked for."""
+    """Emulator states after a real reset and so many frames without action, made when first asked for, or before."""
 
     def __init__(self, game: str) -> None:
         self._ale = emulator(game)
@@ -56,6 +56,11 @@ class StartStates:
             if (boot, noops) not in self._starts:
                 self._starts[boot, noops] = self._make(boot, noops)
             return self._starts[boot, noops]
+
+    def fill(self, noops: int) -> None:
+        """Make all with up to so many frames, in less than a tenth of a second, so that no step ever waits for one."""
+        for boot in range(BOOTS):
+            self.get(boot, noops)
 
     def _make(self, boot: int, noops: int) -> Start:
         """Go on from the nearest start before; those on the way are kept as well."""
@@ -158,6 +163,7 @@ class AtariEnv:
         self._episodic, self._sticky = config.episodic_life, config.sticky
         self._shape_reward = REWARDS[config.reward]
         self._given = None if starts is None else self._given_starts(starts)
+        self._pool.fill(config.noop_max)
         self._lives = self._score = self._steps = 0
         self._last_action = Action.NOOP
         self._goes_on = False  # the next reset follows a lost life and continues the game
@@ -200,9 +206,7 @@ class AtariEnv:
         return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
 
     def prepare(self) -> None:
-        """Make the state the next game begins at, if no episode began there before."""
-        if self._given is None:
-            self._pool.get(*self._next)
+        """Nothing: the states games begin at were made before the first one."""
 
     def render(self) -> np.ndarray:
         picture: np.ndarray = self._ale.getScreenRGB() if self._shown is None else self._pool.palette.rgb[self._shown]
