@@ -275,7 +275,7 @@ class SamplerConfig:
     decorrelation: int = 0
     """Each environment takes a random number of random actions, up to this, before learning starts."""
     resets: Literal["swap", "wait"] = "swap"
-    """swap: the next episode begins at once, from a start prepared in idle moments. wait: a finished environment
+    """swap: the next episode begins at once, from a start prepared ahead. wait: a finished environment
     idles, masked, until the rollout ends, and prepares its reset while the learner works (Stooke & Abbeel)."""
     workers: int = 0
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""

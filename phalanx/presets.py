@@ -104,7 +104,7 @@ A2C_PONG = dataclasses.replace(
     topology=SerialConfig(),
     run=RunConfig(steps=1_000_000),
 )
-"""A score that rises within a million steps; with a discount of .99 A2C needs several."""
+"""A score that rises within a million steps; with a discount of .99 none was found that does."""
 
 PONG_FAST = dataclasses.replace(
     PONG,

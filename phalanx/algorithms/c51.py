@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms.dqn import DQN
-from phalanx.types import AheadBatch, Loss, ReplayBatch
+from phalanx.types import Loss, ReplayBatch
 
 PRIORITY_RANGE = (1e-6, 1e6)
 
@@ -45,11 +45,8 @@ class C51(DQN):
             }
         return Loss((batch.weight * rows).mean(), metrics, divergence.clamp(*PRIORITY_RANGE))
 
-    @torch.no_grad()
-    def target_values(self, batch: ReplayBatch) -> Tensor:
+    def ask_target(self, batch: ReplayBatch) -> Tensor:
         """Probabilities [N, A, K]."""
-        if isinstance(batch, AheadBatch):
-            return batch.next_values
         return cast(CategoricalModel, self.target).log_probabilities(batch.next_stacks, batch.next_history).exp()
 
 

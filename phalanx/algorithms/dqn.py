@@ -89,9 +89,11 @@ class DQN:
 
     @torch.no_grad()
     def target_values(self, batch: ReplayBatch) -> Tensor:
-        """What the target network says of the next stacks, [N, A]; known already where it was asked ahead."""
-        if isinstance(batch, AheadBatch):
-            return batch.next_values
+        """What the target network says of the next stacks; known already where it was asked ahead."""
+        return batch.next_values if isinstance(batch, AheadBatch) else self.ask_target(batch)
+
+    def ask_target(self, batch: ReplayBatch) -> Tensor:
+        """Action values [N, A]."""
         return self.target(batch.next_stacks, batch.next_history)
 
     def state(self) -> dict[str, Any]:

@@ -163,7 +163,8 @@ class AtariEnv:
         self._episodic, self._sticky = config.episodic_life, config.sticky
         self._shape_reward = REWARDS[config.reward]
         self._given = None if starts is None else self._given_starts(starts)
-        self._pool.fill(config.noop_max)
+        if self._given is None:
+            self._pool.fill(config.noop_max)
         self._lives = self._score = self._steps = 0
         self._last_action = Action.NOOP
         self._goes_on = False  # the next reset follows a lost life and continues the game

@@ -304,6 +304,7 @@ def test_noise_below_epsilon_is_spread_evenly_over_the_actions() -> None:
     assert output.action.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 1, 1, 1]
     assert output.value.tolist() == [3.0] * 11
     assert output.log_prob.tolist() == [0.0] * 11
+    assert policy_of(0.4).value(*states(2)).tolist() == [0.0, 0.0], "nothing is asked of the network"
 
 
 def test_random_actions_are_uniform_for_any_epsilon() -> None:
