@@ -92,6 +92,7 @@ def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
         "workers": workers,
         "envs_per_worker": per_worker,
         "groups": experiment.sampler.groups,
+        "squads": placement.squads,
         "device": str(compute.device),
         **results,
         "sampling_ratio": round(results["sampling_sps"] / limit, 4),
@@ -169,11 +170,14 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
             envs.recv(group)
         for group, rows in enumerate(envs.groups):
             envs.send(group, actions[0, rows])
+        away = list(range(len(envs.groups)))
         begin = start = time.perf_counter()
         while start - begin < 1 + seconds:
-            for group, rows in enumerate(envs.groups):
-                envs.recv(group)
-                envs.send(group, actions[count % 4096, rows])
+            group = envs.ready(away)
+            envs.recv(group)
+            envs.send(group, actions[count % 4096, envs.groups[group]])
+            away.remove(group)
+            away.append(group)
             count += 1
             now = time.perf_counter()
             if now - begin < 1:  # a second of warm-up
@@ -181,7 +185,7 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
             start = now
     finally:
         envs.close()
-    return (count - counted_from) * experiment.sampler.environments / (start - clock_from)
+    return (count - counted_from) * experiment.sampler.environments / len(envs.groups) / (start - clock_from)
 
 
 def inference_speed(experiment: Experiment, seconds: float) -> float:

@@ -272,6 +272,10 @@ class SamplerConfig:
     """Steps of a rollout over all environments, where `horizon` is 0: it stays while environments are added."""
     groups: int = 1
     """1: all environments step together (PAAC). 2: two alternate, one simulates while the other is served."""
+    squads: int = 1
+    """Workers wait for each other within a squad only. Each squad has groups of its own, and whichever is ready is
+    served: good where cores differ in speed and inference is cheap. Where workers or environments do not divide, the
+    next smaller number that does is taken. 0: every worker is a squad."""
     decorrelation: int = 0
     """Each environment takes a random number of random actions, up to this, before learning starts."""
     resets: Literal["swap", "wait"] = "swap"
@@ -479,8 +483,8 @@ POSITIVE = (
     *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
 )
 NOT_NEGATIVE = (
-    *("sampler.workers", "sampler.decorrelation", "sampler.max_deaths", "env.max_steps", "model.hidden"),
-    *("optimizer.schedule_length", "algorithm.learning_starts"),
+    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.max_deaths"),
+    *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
     *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
 )
 

@@ -48,7 +48,7 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
 def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     sampler, algorithm = experiment.sampler, experiment.algorithm
     rows = sampler.rollout_steps
-    per_act = sampler.environments // sampler.groups
+    groups = sampler.groups * place(experiment, choose_compute(experiment.run)).squads
     if isinstance(algorithm, PPOConfig):
         learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
     elif isinstance(algorithm, DQNConfig):
@@ -60,7 +60,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
         (
             "rollout",
             f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
-            f"{sampler.groups} group(s), inference batches of {per_act}",
+            f"{groups} group(s), inference batches of {sampler.environments // groups}",
         ),
         (
             "learning",

@@ -172,7 +172,7 @@ class OverlappedReplica(Replica):
         rollout = self.collector.collect(self.progress, lambda: self._update(updates, self.per_gap))
         while self._update(updates, 1):
             pass
-        gaps = self.experiment.sampler.horizon * self.experiment.sampler.groups
+        gaps = self.experiment.sampler.horizon * len(self.envs.groups)
         self.per_gap = max(1, -(-(self.progress.updates - before) // gaps))
         if self.learning is not None:
             torch.cuda.current_stream().wait_stream(self.learning)

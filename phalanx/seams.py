@@ -15,7 +15,7 @@ The loop they form, whatever the topology:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,9 @@ class VectorEnvs(Protocol):
 
     spec: EnvSpec
     groups: list[slice]  # rows of each group, in order, covering all environments
+
+    def ready(self, groups: Sequence[int]) -> int:
+        """Wait until one of these groups has finished its step; the first of them that has."""
 
     def recv(self, group: int) -> EnvStep:
         """Wait for the group's newest step. The first call gives the first frames. Views, valid until `send`."""

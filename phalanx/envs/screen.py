@@ -187,12 +187,12 @@ def finish_frames() -> None:
 @contextlib.contextmanager
 def frames_together() -> Iterator[None]:
     """Frames written within are complete at its end, or after `finish_frames`."""
-    Later.active = True
+    before, Later.active = Later.active, True
     try:
         yield
         finish_frames()
     finally:
-        Later.active = False
+        Later.active = before
 
 
 def _write_frames(kind: AreaKind, frames: Sequence[Waiting]) -> None:

@@ -27,9 +27,13 @@ def moves(rows: list[list[list[int]]], busy: np.ndarray) -> Iterator[tuple[int, 
         source = int(load.argmax())
         target = int((load + cost).argmin())
         after = max(load[source] - cost[source], load[target] + cost[target])
-        if source == target or after > load[source] * (1 - GAIN) or counts[source].sum() <= len(counts[source]):
+        held = counts[source] > 0
+        if source == target or after > load[source] * (1 - GAIN) or counts[source].sum() <= held.sum():
             return
-        group = int((counts[source] - counts[target]).argmax())
+        # rather one the target has a part in already: the fewer workers a squad's group waits for, the better
+        known = held & (counts[target] > 0)
+        candidates = np.flatnonzero(known if known.any() else held)
+        group = int(candidates[(counts[source] - counts[target])[candidates].argmax()])
         counts[source, group] -= 1
         counts[target, group] += 1
         yield source, target, group

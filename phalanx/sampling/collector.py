@@ -1,9 +1,10 @@
 """The collector: steps 2 to 4 of a transition's way, from the step buffer to a rollout.
 
-    for each step t, for each group g:   recv(g) -> rollout[t, g] -> policy.act -> send(g)
+    for each step t of each group g:   recv(g) -> rollout[t, g] -> policy.act -> send(g)
 
-While a group steps, the loop serves the next one. A frame is copied once, from the step buffer into the rollout;
-the stacks the policy sees are views of the rollout's frames.
+While a group steps, the loop serves the others, whichever is ready; only at a rollout's end all have taken the same
+number of steps. What is collected does not depend on who came first. A frame is copied once, from the step buffer
+into the rollout; the stacks the policy sees are views of the rollout's frames.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Collector:
         self.generator = torch.Generator(compute.device).manual_seed(seed)
         self.noise = torch.empty(self.rollout.action.shape, device=compute.device)
         self.finished: list[float] = []  # raw scores of games that ended since last asked
+        self.ended: list[tuple[int, int, list[float]]] = []  # step, group and scores of the present rollout
         self.primed = False
 
     def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
@@ -61,22 +63,25 @@ class Collector:
         rollout.version = progress.version
         self.policy.begin(progress)
         self.noise.uniform_(generator=self.generator)
-        for t in range(self.horizon):
-            for group in groups:
-                if t > 0:
-                    self._receive(group, t)
-                started = time.perf_counter()
-                actions = self._act(group, t)
-                acted = time.perf_counter()
-                self.timing.add("infer", acted - started)
-                self.envs.send(group, actions)
-                self.timing.add("env", time.perf_counter() - acted)
-                meanwhile()
         for group in groups:
-            self._receive(group, self.horizon)
-            started = time.perf_counter()
-            self._bootstrap(group)
-            self.timing.add("infer", time.perf_counter() - started)
+            self._serve(group, 0)
+            meanwhile()
+        steps, away = [0 for _ in groups], list(groups)  # in the order in which they were sent off
+        while away:
+            group = self._next(away)
+            away.remove(group)
+            steps[group] += 1
+            self._receive(group, steps[group])
+            if steps[group] < self.horizon:
+                self._serve(group, steps[group])
+                away.append(group)
+                meanwhile()
+            else:
+                started = time.perf_counter()
+                self._bootstrap(group)
+                self.timing.add("infer", time.perf_counter() - started)
+        self.finished += [score for _, _, scores in sorted(self.ended) for score in scores]
+        self.ended = []
         self.envs.balance()
         self._check()
         progress.steps += rollout.action.numel() - int(rollout.cut.sum())
@@ -118,6 +123,22 @@ class Collector:
             self._receive(group, 0)
         self.primed = True
 
+    def _next(self, away: list[int]) -> int:
+        """A group that is back."""
+        started = time.perf_counter()
+        group = self.envs.ready(away)
+        self.timing.add("env", time.perf_counter() - started)
+        return group
+
+    def _serve(self, group: int, t: int) -> None:
+        """Choose the group's actions for step t and send it off."""
+        started = time.perf_counter()
+        actions = self._act(group, t)
+        acted = time.perf_counter()
+        self.timing.add("infer", acted - started)
+        self.envs.send(group, actions)
+        self.timing.add("env", time.perf_counter() - acted)
+
     def _receive(self, group: int, t: int) -> None:
         """Wait for a group's step and write it."""
         started = time.perf_counter()
@@ -128,7 +149,7 @@ class Collector:
             if step.truncated.any():
                 self._truncated(step, self.envs.groups[group], t)
             if step.first.any():
-                self.finished += step.score[~np.isnan(step.score)].tolist()
+                self.ended.append((t, group, step.score[~np.isnan(step.score)].tolist()))
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
         """Write a step's frame as that of step t and its outcome as that of step t - 1."""

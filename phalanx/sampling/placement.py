@@ -18,15 +18,17 @@ class Placement:
     envs_per_worker: int
     cores: list[int] | None  # one per worker; None: not pinned
     owner_threads: int
+    squads: int = 1
     balance: float = 0.0  # seconds between two attempts to balance the workers
 
     def describe(self) -> str:
         if not self.workers:
             return f"1 (everything in the main process), {self.owner_threads} torch threads"
         pinned = f"pinned to cores {self.cores}" if self.cores else "not pinned"
+        squads = f" in {self.squads} squads" if self.squads > 1 else ""
         return (
             f"1 owner of the model ({self.owner_threads} torch threads) + {self.workers} env workers x "
-            f"{self.envs_per_worker} environments, {pinned}"
+            f"{self.envs_per_worker} environments{squads}, {pinned}"
         )
 
 
@@ -48,12 +50,17 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
             f"{_largest_divisor(environments, workers)} or --sampler.environments "
             f"{-(-environments // workers) * workers}"
         )
-    free = cores[reserve:] if count == len(cores) else []  # under a quota the scheduler knows better
+    free = cores[reserve if workers < count else 0 :] if count == len(cores) else []  # a quota is the scheduler's
     pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None
     threads = experiment.run.threads or (1 if compute.device.type == "cuda" else count)
     # moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed
     balance = experiment.sampler.balance if isinstance(experiment.env, AtariConfig) and workers > 1 else 0.0
-    return Placement(workers, environments // workers, pinned, threads, balance)
+    squads = max(
+        number
+        for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)
+        if workers % number == 0 and environments % (number * experiment.sampler.groups) == 0
+    )
+    return Placement(workers, environments // workers, pinned, threads, squads, balance)
 
 
 def _largest_divisor(value: int, limit: int) -> int:

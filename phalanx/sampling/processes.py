@@ -4,7 +4,8 @@
     send(g): action[rows] = a; request += 1  -> wakes, steps its rows of g straight into the shared buffer
     recv(g): sleeps until done == request    <- done += 1, wakes the owner
 
-Nothing is pickled and nothing is allocated per step. A worker that dies, raises or hangs is replaced; its
+Workers of a squad wait for each other; squads do not, they have groups of their own. Nothing is pickled and nothing
+is allocated per step. A worker that dies, raises or hangs is replaced; its
 environments begin new episodes and the step that was cut off is marked, so that nobody learns from it.
 """
 
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class WorkerHandle:
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "phalanx.sampling.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), orders.memory, orders.wake, *orders.owner_wakes],
+            pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
@@ -123,6 +124,7 @@ class ProcessEnvs:
         envs_per_worker: int,
         groups: int = 1,
         rules: SlotRules | None = None,
+        squads: int = 1,
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
@@ -139,42 +141,51 @@ class ProcessEnvs:
         probe = factory(0, 0)
         self.spec = probe.spec
         probe.close()
-        self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups)
-        self.groups = group_slices(self.layout.environments, groups)
-        self.rows = shares(self.groups, workers)
+        self.squads = squads
+        self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups * squads)
+        self.groups = group_slices(self.layout.environments, groups * squads)
+        self.rows = shares(self.groups, workers, squads)
         self.exchange = Exchange(self.layout)
         self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.balanced_at = (time.monotonic(), np.zeros(workers))
-        self.owner_wakes = [os.eventfd(0, os.EFD_NONBLOCK) for _ in self.groups]
+        self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.deaths = 0
-        self.ready = False
+        self.started = False
         self.closed = False
         self.workers: list[WorkerHandle] = []
-        self.polls: list[select.poll] = []
+        self.poll = select.poll()
+        self._find_members()
         try:
             self._start_all()
         except BaseException:
             self.close()
             raise
 
-    def recv(self, group: int) -> EnvStep:
-        """Wait until every worker has finished its rows of the group; replace those that die or hang meanwhile."""
+    def ready(self, groups: Sequence[int]) -> int:
+        """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
+        hang while nobody else gets ready."""
         self._wait_until_ready()
         exchange = self.exchange
-        request, done = exchange.request[:, group], exchange.done[:, group]
         deadline = time.monotonic() + self.timeout
-        while (request != done).any():
+        while True:
+            finished = (exchange.request == exchange.done).all(0)
+            for group in groups:
+                if finished[group]:
+                    return group
             wait = deadline - time.monotonic()
             if wait <= 0:
-                self._replace_hung(group)
+                self._replace_hung(groups)
                 deadline = time.monotonic() + self.timeout
                 continue
-            for descriptor, _ in self.polls[group].poll(min(wait, LOOK_AGAIN) * 1000):
-                if descriptor == self.owner_wakes[group]:
+            for descriptor, _ in self.poll.poll(min(wait, LOOK_AGAIN) * 1000):
+                if descriptor == self.owner_wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(descriptor)
                 else:
                     self._replace(self._worker_behind(descriptor))
+
+    def recv(self, group: int) -> EnvStep:
+        self.ready([group])
         return self.steps[group]
 
     def send(self, group: int, actions: np.ndarray) -> None:
@@ -199,6 +210,7 @@ class ProcessEnvs:
             states.update(answer if isinstance(answer, dict) else {})
         # what a dying worker could not hand over begins anew where it was to go
         self._ask_all("take", {to: [(i, group, states.get(i)) for i, group in of] for to, of in come.items()})
+        self._find_members()
         self.balanced_at = (time.monotonic(), self.exchange.busy.copy())
 
     def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
@@ -244,8 +256,7 @@ class ProcessEnvs:
                     worker.kill()
                 worker.release()
             os.close(worker.wake)
-        for descriptor in self.owner_wakes:
-            os.close(descriptor)
+        os.close(self.owner_wake)
         self.exchange.close()
 
     def _start_all(self) -> None:
@@ -260,14 +271,14 @@ class ProcessEnvs:
 
     def _wait_until_ready(self) -> None:
         """Until every worker has made its environments; free once they have."""
-        if self.ready:
+        if self.started:
             return
         for worker in self.workers:
             try:
                 worker.wait_ready()
             except WorkerFailed as failure:
                 raise RunError(f"env worker {worker.number} could not start: {failure}") from None
-        self.ready = True
+        self.started = True
 
     def _orders(self, handle: WorkerHandle) -> Orders:
         core = self.cores[handle.number % len(self.cores)] if self.cores else None
@@ -277,27 +288,34 @@ class ProcessEnvs:
             factory=self.factory,
             layout=self.layout,
             rows=self.rows[handle.number],
+            home=home_groups(handle.number, self.layout, self.squads),
             rules=self.rules,
             core=core,
             memory=self.exchange.descriptor,
             wake=handle.wake,
-            owner_wakes=self.owner_wakes,
+            owner_wake=self.owner_wake,
         )
 
     def _watch(self) -> None:
-        """One poll set per group: its wake-up and every worker's death."""
-        self.polls = []
-        for wake in self.owner_wakes:
-            poll = select.poll()
-            poll.register(wake, select.POLLIN)
-            for worker in self.workers:
-                poll.register(worker.death_watch, select.POLLIN)
-            self.polls.append(poll)
+        """What the owner wakes for: a finished group, and every worker's death."""
+        self.poll = select.poll()
+        self.poll.register(self.owner_wake, select.POLLIN)
+        for worker in self.workers:
+            self.poll.register(worker.death_watch, select.POLLIN)
 
     def _request(self, group: int) -> None:
+        members, others = self.members[group]
+        self.exchange.done[others, group] += 1  # they have no rows and never look at it
         self.exchange.request[:, group] += 1
-        for worker in self.workers:
-            os.eventfd_write(worker.wake, 1)
+        for number in members:
+            os.eventfd_write(self.workers[number].wake, 1)
+
+    def _find_members(self) -> None:
+        """Workers with rows of each group, and those without."""
+        self.members: list[tuple[list[int], list[int]]] = []
+        for group in range(len(self.groups)):
+            members = [number for number, rows in enumerate(self.rows) if rows[group]]
+            self.members.append((members, [number for number in range(len(self.rows)) if number not in members]))
 
     def _rows(self, worker: int) -> list[int]:
         """Every environment of a worker, in its own order."""
@@ -306,10 +324,10 @@ class ProcessEnvs:
     def _worker_behind(self, death_watch: int) -> WorkerHandle:
         return next(worker for worker in self.workers if worker.death_watch == death_watch)
 
-    def _replace_hung(self, group: int) -> None:
-        exchange = self.exchange
+    def _replace_hung(self, groups: Sequence[int]) -> None:
+        late = (self.exchange.request != self.exchange.done)[:, groups].any(1)
         for worker in list(self.workers):
-            if exchange.request[worker.number, group] != exchange.done[worker.number, group]:
+            if late[worker.number]:
                 self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
                 worker.kill()
                 self._replace(worker)
@@ -338,17 +356,24 @@ class ProcessEnvs:
         self._watch()
 
 
-def shares(groups: list[slice], workers: int) -> list[list[list[int]]]:
+def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:
+    """The groups of a worker's squad: squads of neighbours, and every squad-th group."""
+    return list(range(worker * squads // layout.workers, layout.groups, squads))
+
+
+def shares(groups: list[slice], workers: int, squads: int = 1) -> list[list[list[int]]]:
     """rows[worker][group]: contiguous parts; what is left over when a group does not divide goes to the workers after
-    those that got more of the group before, so that all hold as equal a number as can be."""
-    rows: list[list[list[int]]] = [[] for _ in range(workers)]
-    turn = 0
-    for group in groups:
-        least, extra = divmod(group.stop - group.start, workers)
+    those that got more of the squad's group before, so that all hold as equal a number as can be."""
+    rows: list[list[list[int]]] = [[[] for _ in groups] for _ in range(workers)]
+    size = workers // squads
+    turns = [0] * squads
+    for number, group in enumerate(groups):
+        squad = number % squads
+        least, extra = divmod(group.stop - group.start, size)
         start = group.start
-        for worker in range(workers):
-            count = least + ((worker - turn) % workers < extra)
-            rows[worker].append(list(range(start, start + count)))
+        for member in range(size):
+            count = least + ((member - turns[squad]) % size < extra)
+            rows[squad * size + member][number] = list(range(start, start + count))
             start += count
-        turn += extra
+        turns[squad] += extra
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,6 +128,9 @@ class SerialEnvs:
         self.groups = group_slices(environments, groups)
         self.buffer = allocate_step(self.spec, environments)
         self.slots = [Slot(index, env, self.buffer, rules or SlotRules()) for index, env in enumerate(envs)]
+
+    def ready(self, groups: Sequence[int]) -> int:
+        return groups[0]
 
     def recv(self, group: int) -> EnvStep:
         for slot in self.slots[self.groups[group]]:

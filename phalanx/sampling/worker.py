@@ -1,8 +1,8 @@
 """An env worker: a process that steps its rows of every group whenever the owner asks for it.
 
 Started by `sampling/processes.py` as `python -m phalanx.sampling.worker`, it inherits the shared memory, its own
-wake-up descriptor, one per group to wake the owner, and a socket for what is rare: its orders, environment states,
-the traceback it dies with. It sleeps in `poll` on the socket too, so it notices at once when the owner is gone.
+wake-up descriptor, one to wake the owner, and a socket for what is rare: its orders, environment states, the
+traceback it dies with. It sleeps in `poll` on the socket too, so it notices at once when the owner is gone.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Orders:
     factory: EnvFactory
     layout: Layout
     rows: list[list[int]]  # environments of each group
+    home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
     rules: SlotRules
     core: int | None
     memory: int  # descriptors
     wake: int
-    owner_wakes: list[int]
+    owner_wake: int
 
 
 class Worker:
@@ -55,7 +56,9 @@ class Worker:
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
         self.spares: list[Env] = []  # of environments that moved away
-        self.next_group = 0
+        self.home = list(orders.home)  # the longest waiting first
+        self.guest: list[int] = []
+        self._find_guests()
         self.poll = select.poll()
         self.poll.register(orders.wake, select.POLLIN)
         self.poll.register(control.fileno(), select.POLLIN)
@@ -75,25 +78,44 @@ class Worker:
 
     def serve_groups(self) -> bool:
         """One pass over the groups, the longest waiting first; was anything asked for?"""
-        worker, exchange = self.orders.worker, self.exchange
-        served = False
-        for _ in self.groups:
-            group = self.next_group
-            self.next_group = (group + 1) % len(self.groups)
-            if exchange.request[worker, group] == exchange.done[worker, group]:
-                continue
-            started = time.perf_counter()
-            actions = exchange.action.tolist()
-            with frames_together():
-                for slot in self.groups[group]:
-                    slot.advance(actions[slot.index])
-            exchange.busy[worker] += time.perf_counter() - started
-            exchange.done[worker, group] += 1
-            # the last one wakes the owner; should two miss each other, the owner looks again by itself
-            if (exchange.done[:, group] == exchange.request[:, group]).all():
-                os.eventfd_write(self.orders.owner_wakes[group], 1)
-            served = True
+        started = time.perf_counter()
+        served = self.serve_guests()
+        for group in tuple(self.home):
+            if self.groups[group] and self._asked(group):
+                self.serve_group(group)
+                self.home.remove(group)
+                self.home.append(group)
+                served = True
+        if served:
+            self.exchange.busy[self.orders.worker] += time.perf_counter() - started
         return served
+
+    def serve_guests(self) -> bool:
+        """The few environments held for other squads: these must not wait for a whole group of this one."""
+        asked = [group for group in self.guest if self._asked(group)]
+        for group in asked:
+            self.serve_group(group)
+        return bool(asked)
+
+    def serve_group(self, group: int) -> None:
+        exchange = self.exchange
+        actions = exchange.action.tolist()
+        with frames_together():
+            for slot in self.groups[group]:
+                slot.advance(actions[slot.index])
+                if self.guest and group not in self.guest:
+                    self.serve_guests()
+        exchange.done[self.orders.worker, group] += 1
+        # the last one wakes the owner; should two miss each other, the owner looks again by itself
+        if (exchange.done[:, group] == exchange.request[:, group]).all():
+            os.eventfd_write(self.orders.owner_wake, 1)
+
+    def _asked(self, group: int) -> bool:
+        worker = self.orders.worker
+        return bool(self.exchange.request[worker, group] != self.exchange.done[worker, group])
+
+    def _find_guests(self) -> None:
+        self.guest = [group for group, slots in enumerate(self.groups) if slots and group not in self.home]
 
     def use_idle_moment(self) -> bool:
         """Prepare one environment's next reset; False when all are prepared."""
@@ -142,6 +164,7 @@ class Worker:
                 states[slot.index] = slot.state()
                 self.spares.append(slot.env)
                 group.remove(slot)
+        self._find_guests()
         return states
 
     def take(self, arrivals: list[tuple[int, int, Any]]) -> None:
@@ -154,6 +177,7 @@ class Worker:
                 slot = Slot(index, env, self.exchange.step, self.orders.rules)
                 slot.restore(state)
             self.groups[group].append(slot)
+        self._find_guests()
 
 
 def send(connection: socket.socket, message: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,9 +36,20 @@ def test_a_slow_core_gives_environments_away():
     assert list(moves(rows, np.array([1.0, 1.0]))) == []
 
 
-def test_moved_environments_go_on_as_before():
+def test_environments_rather_go_where_their_group_is_known():
+    alone = [[[0, 1, 2, 3], []], [[], [4, 5, 6, 7]]]  # two squads of one worker
+    assert next(iter(moves(alone, np.array([2.0, 1.0])))) == (0, 1, 0)
+    guest = [[[0, 1, 2], [4]], [[3], [5, 6, 7]]]
+    assert next(iter(moves(guest, np.array([2.0, 1.0])))) == (0, 1, 0)
+    visited = [[[0, 1, 2, 3], [], [8]], [[], [4, 5, 6, 7], [9]]]
+    assert next(iter(moves(visited, np.array([1.0, 2.0])))) == (1, 0, 2)
+
+
+@pytest.mark.parametrize("squads", [1, 2])
+def test_moved_environments_go_on_as_before(squads):
     factory = MakeEnv(AtariConfig("breakout", frame="104x80", episodic_life=True, max_steps=40), 2)
-    reference, envs = SerialEnvs(factory, 8, 2), ProcessEnvs(factory, 2, 4, 2, balance=1e-9)
+    reference = SerialEnvs(factory, 8, 2 * squads)
+    envs = ProcessEnvs(factory, 2, 4, 2, squads=squads, balance=1e-9)
     actions = np.random.default_rng(0).integers(4, size=(90, 8))
     placements = set()
     try:

@@ -35,12 +35,15 @@ def play(envs, steps, seed=0):
             flags = [values.reward, values.score, values.terminated, values.truncated, values.first, values.cut]
             rows[row].append((frames, [float(flag) for flag in flags]))
 
-    for t in range(steps):
-        for group, members in enumerate(envs.groups):
-            take(group)
-            envs.send(group, actions[t, members])
-    for group in range(len(envs.groups)):
+    away, taken = list(range(len(envs.groups))), [0 for _ in envs.groups]
+    while away:
+        group = envs.ready(away)
+        away.remove(group)
         take(group)
+        if taken[group] < steps:
+            envs.send(group, actions[taken[group], envs.groups[group]])
+            taken[group] += 1
+            away.append(group)
     return rows, actions
 
 
@@ -51,16 +54,17 @@ def assert_same(left, right):
             assert np.array_equal(flags, other_flags, equal_nan=True)
 
 
-LAYOUTS = [(1, 4, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (2, 2, 4), (1, 4, 2)]
+LAYOUTS = [(1, 4, 1, 1), (2, 2, 1, 1), (2, 2, 2, 1), (4, 1, 2, 1), (2, 2, 4, 1), (1, 4, 2, 1)]
+LAYOUTS += [(2, 2, 1, 2), (2, 2, 2, 2), (4, 1, 2, 2), (4, 1, 1, 4)]
 
 
 @pytest.mark.parametrize("resets", ["swap", "wait"])
-@pytest.mark.parametrize(("workers", "envs_per_worker", "groups"), LAYOUTS)
-def test_trajectories_do_not_depend_on_the_layout(workers, envs_per_worker, groups, resets):
+@pytest.mark.parametrize(("workers", "envs_per_worker", "groups", "squads"), LAYOUTS)
+def test_trajectories_do_not_depend_on_the_layout(workers, envs_per_worker, groups, squads, resets):
     factory = MakeEnv(ToyConfig("counter", length=5), seed=3)
     rules = SlotRules(seed=3, decorrelation=9, resets=resets, horizon=4)
     reference, _ = play(SerialEnvs(factory, 4, 1, rules), 40)
-    envs = ProcessEnvs(factory, workers, envs_per_worker, groups, rules)
+    envs = ProcessEnvs(factory, workers, envs_per_worker, groups, rules, squads)
     try:
         rows, _ = play(envs, 40)
     finally:
@@ -126,11 +130,11 @@ def check_ledger(rows, actions):
     return cuts
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "squads"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("fault", ["raise", "kill", "segfault", "hang"])
-def test_a_death_is_an_event(fault, groups):
+def test_a_death_is_an_event(fault, groups, squads):
     reports = []
-    envs = ProcessEnvs(FaultyFactory(fault), 2, 2, groups, timeout=1.0, report=reports.append)
+    envs = ProcessEnvs(FaultyFactory(fault), 2, 2, groups, squads=squads, timeout=1.0, report=reports.append)
     try:
         rows, actions = play(envs, 30)
     finally:

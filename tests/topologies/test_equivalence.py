@@ -66,6 +66,15 @@ def test_synchronous_equals_serial_when_learning_from_memory(name):
     assert scores == reference
 
 
+@pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch", "dqn-catch"])
+def test_who_comes_first_changes_nothing(name):
+    experiment = change(name, environments=8, horizon=16, groups=2, workers=4, decorrelation=10, squads=4)
+    ours, scores = parameters_after(experiment, "synchronous", 200)
+    theirs, reference = parameters_after(change(name, **{**vars(experiment.sampler), "groups": 8}), "serial", 200)
+    assert torch.equal(ours, theirs)
+    assert scores == reference
+
+
 def test_synchronous_equals_serial_on_atari():
     experiment = change("a2c", ATARI, NIPS, environments=4, horizon=5, groups=2, workers=2, decorrelation=20)
     ours, scores = parameters_after(experiment, "synchronous", 200)
