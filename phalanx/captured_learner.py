@@ -7,30 +7,30 @@ that is not finite leaves the parameters as they were, and `check` reports it at
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phalanx.learner import Learner, not_finite
+from phalanx.learner import Learner, gathered, not_finite
 from phalanx.parameters.local import LocalStore
 from phalanx.sampling.captured import capture
-from phalanx.types import Progress
+from phalanx.types import Chosen, Progress
 
 
 class CapturedUpdate:
     """One graph and the buffers it reads and writes."""
 
     def __init__(self, learner: CapturedLearner, batch: Any) -> None:
-        self.batch = batch.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+        self.batch = own_copy(batch)
         self.priorities: Tensor | None = None
         before = learner.snapshot()
-        self.graph = capture(lambda: self._work(learner), lambda: learner.put_back(before))
+        self.graph = capture(lambda: self._work(learner), lambda: learner.put_back(before), learner.capturing)
         learner.put_back(before)
 
     def _work(self, learner: CapturedLearner) -> None:
-        loss, norm = learner.gradient(self.batch, learner.scalars)
+        loss, norm = learner.gradient(gathered(self.batch), learner.scalars)
         total = loss.total.detach()
         finite = torch.isfinite(total + norm)
         learner.parameters.grad.copy_(torch.where(finite, learner.parameters.grad, 0.0))
@@ -42,8 +42,8 @@ class CapturedUpdate:
         self.priorities = loss.priorities
 
     def run(self, batch: Any) -> Tensor | None:
-        for name in (f.name for f in fields(batch)):
-            getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
+        for mine, given in zip(inputs(self.batch), inputs(batch), strict=True):
+            mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.priorities
 
@@ -57,6 +57,7 @@ class CapturedLearner(Learner):
         super().__init__(*arguments, **keywords)
         device = self.compute.device
         self.graphs: dict[tuple[Any, ...], CapturedUpdate] = {}
+        self.capturing = torch.cuda.Stream()
         self.rate = torch.zeros((), device=device)
         self.scalars = {name: torch.zeros((), device=device) for name in self.algorithm.scalars(Progress())}
         self.names: list[str] = []
@@ -69,7 +70,8 @@ class CapturedLearner(Learner):
         self.rate.fill_(self.learning_rate(progress))
         for name, value in self.algorithm.scalars(progress).items():
             self.scalars[name].fill_(value)
-        key = tuple(getattr(batch, f.name).shape for f in fields(batch))
+        fixed = batch.addresses() if isinstance(batch, Chosen) else ()
+        key = (*(tensor.shape for tensor in inputs(batch)), *fixed)
         if key not in self.graphs:
             self.graphs[key] = CapturedUpdate(self, batch)
         self.last = self.graphs[key]
@@ -99,4 +101,18 @@ class CapturedLearner(Learner):
     def check(self, progress: Progress) -> None:
         """Was every update finite? Waits for the device."""
         if bool(self.bad):
-            raise not_finite(float("nan"), float("nan"), progress, self.last.batch)
+            raise not_finite(float("nan"), float("nan"), progress, gathered(self.last.batch))
+
+
+def inputs(batch: Any) -> list[Tensor]:
+    """What changes from one batch to the next."""
+    if isinstance(batch, Chosen):
+        return [batch.chosen]
+    return [getattr(batch, field.name) for field in fields(batch)]
+
+
+def own_copy(batch: Any) -> Any:
+    """The same batch with inputs of its own."""
+    if isinstance(batch, Chosen):
+        return replace(batch, chosen=batch.chosen.clone())
+    return batch.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))

@@ -23,7 +23,7 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import average_norm_clip, global_norm_clip
 from phalanx.runtime.device import Compute
 from phalanx.seams import Experience, ParameterStore
-from phalanx.types import Gradient, Loss, Progress
+from phalanx.types import Chosen, Gradient, Loss, Progress
 
 
 class Learner:
@@ -82,6 +82,7 @@ class Learner:
         device = self.compute.device
         values = self.algorithm.scalars(progress)
         scalars = {name: torch.tensor(value, device=device) for name, value in values.items()}
+        batch = gathered(batch)
         loss, norm = self.gradient(batch, scalars)
         if not bool(torch.isfinite(loss.total.detach() + norm)):
             raise not_finite(float(loss.total.detach()), float(norm), progress, batch)
@@ -121,6 +122,11 @@ class Learner:
     def restore(self, state: dict[str, Any]) -> None:
         self.shuffle.set_state(state["shuffle"])
         self.algorithm.restore(state["algorithm"])
+
+
+def gathered(batch: Any) -> Any:
+    """The rows themselves, where they were only chosen so far."""
+    return batch.gather() if isinstance(batch, Chosen) else batch
 
 
 def not_finite(loss: float, norm: float, progress: Progress, batch: Any) -> NotFinite:

@@ -8,7 +8,7 @@ The unit of time is the agent step (usually 4 emulator frames); frames appear in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.struct import Struct
@@ -125,6 +125,35 @@ class PolicyBatch(Struct):
     returns: Tensor
     advantage: Tensor
     weight: Tensor  # 1 where the row may be learnt from, else 0
+
+
+@dataclass
+class Chosen:
+    """Rows of a rollout that are still to be gathered: on a GPU that is part of the captured update.
+
+    A captured update reads `rows` and `frames` where they lay when it was captured, hence `addresses`.
+    """
+
+    chosen: Tensor  # [N] int64
+    rows: PolicyBatch  # all rows of the rollout, [T*B] each
+    frames: Tensor  # [S-1 + T+1, B, *frame]
+
+    def gather(self) -> PolicyBatch:
+        """Frames are gathered whole, one memory copy each, instead of indexing the strided stacks."""
+        import torch
+
+        depth, environments = self.rows.stacks.shape[1], self.frames.shape[1]
+        # row r of the batch is (t, b) = divmod(r, B); its stack is frames t .. t+S-1 of environment b
+        offsets = torch.arange(depth, device=self.chosen.device) * environments
+        frames = self.frames.flatten(0, 1).index_select(0, (self.chosen[:, None] + offsets).flatten())
+        others = [f.name for f in fields(self.rows) if f.name != "stacks"]
+        return PolicyBatch(
+            stacks=frames.view(len(self.chosen), depth, *frames.shape[1:]),
+            **{name: getattr(self.rows, name).index_select(0, self.chosen) for name in others},
+        )
+
+    def addresses(self) -> tuple[int, ...]:
+        return (self.frames.data_ptr(), *(getattr(self.rows, f.name).data_ptr() for f in fields(self.rows)))
 
 
 @dataclass

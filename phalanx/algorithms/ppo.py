@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import PPOConfig
 from phalanx.seams import Experience
-from phalanx.types import Loss, PolicyBatch, Progress, Rollout
+from phalanx.types import Chosen, Loss, PolicyBatch, Progress, Rollout
 
 
 class PPO:
@@ -21,16 +22,25 @@ class PPO:
 
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
+        self.kept: dict[str, Tensor] = {}
         self.clip = Schedule(config.clip, config.clip if config.final_clip is None else config.final_clip, total_steps)
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[PolicyBatch]:
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[Chosen]:
         rollout: Rollout = experience.take()
-        rows = policy_batch(rollout, self.config.discount, self.config.gae_lambda)
+        rows = self._keep(policy_batch(rollout, self.config.discount, self.config.gae_lambda))
         size = rows.action.shape[0] // self.config.minibatches
         for _ in range(self.config.epochs):
             order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
             for chosen in order.split(size):
-                yield take_rows(rows, rollout, chosen)
+                yield Chosen(chosen, rows, rollout.frames)
+
+    def _keep(self, rows: PolicyBatch) -> PolicyBatch:
+        """The same rows, with what is no part of the rollout in the same memory for every rollout of that size."""
+        computed = {"returns": rows.returns, "advantage": rows.advantage, "weight": rows.weight}
+        for name, values in computed.items():
+            kept = self.kept.get(name)
+            self.kept[name] = values if kept is None or kept.shape != values.shape else kept.copy_(values)
+        return replace(rows, **self.kept)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -67,20 +77,3 @@ class PPO:
                 "loss/clipped": reduce(((ratio - 1).abs() > clip).float(), batch.weight, "mean"),
             }
         return Loss(total, metrics)
-
-
-def take_rows(rows: PolicyBatch, rollout: Rollout, chosen: Tensor) -> PolicyBatch:
-    """The chosen rows. Frames are gathered whole, one memory copy each, instead of indexing the strided stacks."""
-    depth = rows.stacks.shape[1]
-    environments = rollout.environments
-    # row r of the batch is (t, b) = divmod(r, B); its stack is frames t .. t+S-1 of environment b
-    offsets = torch.arange(depth, device=chosen.device) * environments
-    frames = rollout.frames.flatten(0, 1).index_select(0, (chosen[:, None] + offsets).flatten())
-    stacks = frames.view(len(chosen), depth, *rows.stacks.shape[2:])
-    return PolicyBatch(
-        stacks=stacks,
-        **{
-            name: getattr(rows, name).index_select(0, chosen)
-            for name in ("history", "action", "log_prob", "value", "returns", "advantage", "weight")
-        },
-    )

@@ -1,13 +1,15 @@
 """The collector of a GPU: the same rollout as `Collector`, with each group's work captured as CUDA graphs.
 
-    recv(g) -> [receive: page-locked step buffer -> frames, history, outcome] -> [act: network -> action] -> send(g)
+    recv(g) -> [page-locked step buffer -> frames, history, outcome -> network -> action] -> send(g)
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
 writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
+All of it runs on a stream that goes before the learner's, and what is done meanwhile is done while the device works.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +19,13 @@ from torch import Tensor
 
 from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.types import EnvStep
+from phalanx.types import EnvStep, Progress, Rollout
 
-KEPT_STREAMS: list[torch.cuda.Stream] = []  # a stream given back would be handed out again
 WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
 
 
 class CapturedCollector(Collector):
-    """Collector whose receive, act and bootstrap are one graph launch each."""
+    """Collector whose steps are one graph launch each."""
 
     envs: ProcessEnvs
 
@@ -39,9 +40,19 @@ class CapturedCollector(Collector):
         self.depth = torch.arange(self.stack, device=self.device)
         self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self.arrived = torch.cuda.Event(blocking=True)
+        self.stream = torch.cuda.Stream(priority=-1)
+        self.capturing = torch.cuda.Stream(priority=-1)
 
     def close(self) -> None:
         unlock_pages(self.envs.exchange.memory_array)
+
+    def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
+        before = torch.cuda.current_stream()
+        self.stream.wait_stream(before)
+        with torch.cuda.stream(self.stream):
+            rollout = super().collect(progress, meanwhile)
+        before.wait_stream(self.stream)
+        return rollout
 
     def _carry_over(self) -> None:
         super()._carry_over()
@@ -49,19 +60,35 @@ class CapturedCollector(Collector):
             t.zero_()
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
+        """Only the first frames of all: what is written later is part of the graphs below."""
         if t == 0:
             super()._write(group, t, step)
-        else:
-            self._run("receive", group, lambda: self._captured_write(group))
 
-    def _act(self, group: int, t: int) -> np.ndarray:
-        self._run("act", group, lambda: self._captured_act(group))
+    def _serve(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
         self.arrived.record()
+        launched = time.perf_counter()
+        meanwhile()
+        resumed = time.perf_counter()
         self.arrived.synchronize()
-        return self.envs.exchange.action[self.envs.groups[group]]
+        acted = time.perf_counter()
+        self.envs.send(group, self.envs.exchange.action[self.envs.groups[group]])
+        self.timing.add("infer", launched - started + acted - resumed)
+        self.timing.add("env", time.perf_counter() - acted)
 
     def _bootstrap(self, group: int) -> None:
-        self._run("bootstrap", group, lambda: self._captured_bootstrap(group))
+        self._run("end", group, lambda: self._captured_end(group))
+
+    def _captured_step(self, group: int, received: bool) -> None:
+        if received:
+            self._captured_write(group)
+        self._captured_act(group)
+
+    def _captured_end(self, group: int) -> None:
+        self._captured_write(group)
+        rows, t = self.envs.groups[group], self.t[group]
+        self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
 
     def _captured_write(self, group: int) -> None:
         rollout, rows, step, t = self.rollout, self.envs.groups[group], self.step[group], self.t[group]
@@ -84,10 +111,6 @@ class CapturedCollector(Collector):
         rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
         rollout.value[:, rows].index_copy_(0, t, output.value[None])
 
-    def _captured_bootstrap(self, group: int) -> None:
-        rows, t = self.envs.groups[group], self.t[group]
-        self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
-
     def _seen(self, group: int) -> tuple[Tensor, Tensor]:
         """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
         rows, t = self.envs.groups[group], self.t[group]
@@ -99,18 +122,17 @@ class CapturedCollector(Collector):
         graph = self.graphs.get((name, group))
         if graph is None:
             t = self.t[group].clone()
-            graph = capture(work, lambda: self.t[group].copy_(t))
+            graph = capture(work, lambda: self.t[group].copy_(t), self.capturing)
             self.graphs[name, group] = graph
         graph.replay()
 
 
-def capture(work: Callable[[], None], undo: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+def capture(work: Callable[[], None], undo: Callable[[], Any], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted.
 
-    Each graph is captured on a stream of its own: libraries keep scratch memory per stream, and graphs that run side
-    by side must not share it.
+    Libraries keep scratch memory per stream, and graphs that run side by side must not share it: the collector and
+    the learner capture on streams of their own. The graph keeps the stream's priority.
     """
-    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
@@ -121,7 +143,6 @@ def capture(work: Callable[[], None], undo: Callable[[], Any]) -> torch.cuda.CUD
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    KEPT_STREAMS.append(stream)
     return graph
 
 

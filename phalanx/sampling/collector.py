@@ -64,8 +64,7 @@ class Collector:
         self.policy.begin(progress)
         self.noise.uniform_(generator=self.generator)
         for group in groups:
-            self._serve(group, 0)
-            meanwhile()
+            self._serve(group, 0, meanwhile)
         steps, away = [0 for _ in groups], list(groups)  # in the order in which they were sent off
         while away:
             group = self._next(away)
@@ -73,9 +72,8 @@ class Collector:
             steps[group] += 1
             self._receive(group, steps[group])
             if steps[group] < self.horizon:
-                self._serve(group, steps[group])
+                self._serve(group, steps[group], meanwhile)
                 away.append(group)
-                meanwhile()
             else:
                 started = time.perf_counter()
                 self._bootstrap(group)
@@ -130,7 +128,7 @@ class Collector:
         self.timing.add("env", time.perf_counter() - started)
         return group
 
-    def _serve(self, group: int, t: int) -> None:
+    def _serve(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
         """Choose the group's actions for step t and send it off."""
         started = time.perf_counter()
         actions = self._act(group, t)
@@ -138,6 +136,7 @@ class Collector:
         self.timing.add("infer", acted - started)
         self.envs.send(group, actions)
         self.timing.add("env", time.perf_counter() - acted)
+        meanwhile()
 
     def _receive(self, group: int, t: int) -> None:
         """Wait for a group's step and write it."""
