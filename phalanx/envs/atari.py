@@ -156,7 +156,7 @@ class AtariEnv:
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
         minimal = self._ale.getMinimalActionSet()
         self._actions = self._ale.getLegalActionSet() if config.full_actions else minimal
-        start = [known for known in (Action.FIRE, Action.UP) if known in minimal]
+        start = [Action.NOOP, *(known for known in (Action.FIRE, Action.UP) if known in minimal)]
         self._presses = start if config.fire_on_reset and Action.FIRE in minimal else []
         self._watch_lives = config.episodic_life or bool(self._presses)
         self._skip_min, self._skip, self._max_steps = config.skip_min, config.skip, config.max_steps
@@ -289,11 +289,16 @@ class AtariEnv:
             over = self._ale.game_over()
 
     def _press_start(self) -> int:
-        """Press FIRE, then UP, where wanted and known to the game; the raw reward of it."""
-        reward = 0
+        """NOOP, FIRE and UP for a frame each, where wanted and known to the game (as accel_rl does); the raw reward."""
+        ale, reward = self._ale, 0
         for action in self._presses:
-            if not self._ale.game_over():
-                reward += self._hold(action, self._skip)[0]
+            if not ale.game_over():
+                reward += ale.act(action)
+                self._last_action, self._shown = action, None
+        if self._presses:
+            self._lives = ale.lives()
+            for buffer in self._buffers:
+                ale.getScreen(buffer)
         return reward
 
     def _draw_start(self) -> tuple[int, int]:
