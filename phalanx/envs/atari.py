@@ -243,16 +243,16 @@ class AtariEnv:
         """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost. What is to
         be seen are the last two frames, or the last one alone after an early end."""
         ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._episodic
+        act, is_over, get_lives = ale.act, ale.game_over, ale.lives
         actions = self._stick(action, frames) if self._sticky else (action,) * frames
         reward, index, life_lost, shown = 0, 0, False, frames - 2
         for index, held in enumerate(actions):
-            reward += ale.act(held)
+            reward += act(held)
             if index >= shown:
                 ale.getScreen(buffers[index & 1])
-            if ale.game_over():
+            if is_over():
                 break
-            if watch:
-                lives = ale.lives()
+            if watch and (lives := get_lives()) != self._lives:
                 life_lost = life_lost or 0 < lives < self._lives
                 self._lives = lives
                 if life_lost and episodic:

@@ -105,6 +105,12 @@ def scratch(depth: int, rows: int) -> np.ndarray:
     return np.zeros((depth, rows, WIDTH), np.uint8)
 
 
+@functools.cache
+def small_scratch(depth: int) -> bytearray:
+    """The same for half screens."""
+    return bytearray(depth * 104 * 80)
+
+
 class HalfScreens:
     """Rows 1, 3 .. 207 and even columns of each captured screen, as palette indices."""
 
@@ -140,7 +146,7 @@ class HalfScreen:
     def __init__(self, colors: Palette, depth: int) -> None:
         half = HalfScreens(depth)
         self.screens, self._pairs = half.screens, half.pairs
-        self._bytes = bytearray(depth * 104 * 80)
+        self._bytes = small_scratch(depth)
         self._small = np.frombuffer(self._bytes, np.uint8).reshape(depth, 104, 80)
         self._table = colors.grey.tobytes()
 
