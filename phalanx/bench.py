@@ -174,7 +174,7 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
         begin = start = time.perf_counter()
         while start - begin < 1 + seconds:
             group = envs.ready(away)
-            envs.recv(group)
+            assert group is not None
             envs.send(group, actions[count % 4096, envs.groups[group]])
             away.remove(group)
             away.append(group)

@@ -1,7 +1,8 @@
 """`phalanx bench gpu`: everything this machine reaches with its GPU, beside the emulator's limit, in one command.
 
-For each game the emulator alone on every core and sampling with the Nature network; on the first game training with
-each algorithm, with the share of time of each stage and of the GPU's busy time. It ends within six minutes.
+For each game sampling with the Nature network; on the first game training with each algorithm, with the share of time
+of each stage and of the GPU's busy time. Beside each measurement stands one of the emulator alone on every core, made
+while the workers sleep: a machine that others use too is not equally fast all the time. It ends within six minutes.
 """
 
 from __future__ import annotations
@@ -12,22 +13,35 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from phalanx.bench import emulator_speed, inference_speed, running_replica, show, warm_up_until
+from phalanx.bench import emulator_speed, running_replica, show, warm_up_until
 from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.errors import RunError, UserError
 
 GAMES = ("breakout", "pong")
-ENVS_PER_WORKER = 32
-GROUPS = 4  # workers may run ahead of the slowest by three of them
+SETTLING = 8.0  # seconds in which environments move to the faster cores
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
-ALGORITHMS = {  # name in the results -> preset, steps per rollout, overlap
-    "a2c": ("a2c", 5, False),
-    "ppo": ("ppo", 32, True),
-    "dqn_512": ("dqn-512", 32, True),
-    "c51_2048": ("c51-2048", 32, True),
-    "eps_rainbow_512": ("eps-rainbow-512", 32, True),
+
+
+class Shape(NamedTuple):
+    """How an algorithm runs here. A busy learner gets a core of its own."""
+
+    preset: str
+    horizon: int
+    overlap: bool
+    own_core: bool
+    envs_per_worker: int = 32
+    squads: int = 4
+
+
+SAMPLING = Shape("ppo", 32, True, own_core=False)
+ALGORITHMS = {
+    "a2c": Shape("a2c", 5, False, own_core=False, envs_per_worker=64),
+    "ppo": Shape("ppo", 32, True, own_core=False),
+    "dqn_512": Shape("dqn-512", 32, True, own_core=True),
+    "c51_2048": Shape("c51-2048", 32, True, own_core=True),
+    "eps_rainbow_512": Shape("eps-rainbow-512", 32, True, own_core=True),
 }
 
 
@@ -36,7 +50,7 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -55,72 +69,72 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
     cores = usable_cores()
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "cores": cores}
     for game in GAMES:
-        experiment = settled("ppo", game, cores, 32, True, flags)
-        samples = [
-            (emulator_speed(game, cores, ENVS_PER_WORKER, seconds), inference_speed(experiment, seconds))
-            for _ in range(repeats)
-        ]
-        limit, inference = (statistics.median(column) for column in zip(*samples, strict=True))
-        results[game] = {
-            "emulator_sps": round(limit),
-            "inference_sps": round(inference),
-            "inference_ratio": round(inference / limit, 3),
-            "samples": [[round(value) for value in pair] for pair in samples],
-        }
+        results[game] = beside_emulator(settled(SAMPLING, game, cores, flags), cores, seconds, repeats, learn=False)
         print(f"{game}: {results[game]}", file=sys.stderr, flush=True)
-    limit = results[GAMES[0]]["emulator_sps"]
-    for name, (preset, horizon, overlap) in ALGORITHMS.items():
-        trained = training(settled(preset, GAMES[0], cores, horizon, overlap, flags), seconds, repeats)
-        results[name] = {**trained, "ratio": round(trained["training_sps"] / limit, 3)}
+    for name, shape in ALGORITHMS.items():
+        results[name] = beside_emulator(settled(shape, GAMES[0], cores, flags), cores, seconds, repeats, learn=True)
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
 
-def settled(preset_name: str, game: str, cores: int, horizon: int, overlap: bool, flags: list[str]) -> Experiment:
+def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment:
     """A preset on so many cores with the Nature network, every learner's batch as the preset has it."""
     from phalanx.__main__ import parse_flags
     from phalanx.presets import preset
     from phalanx.probe import resolve_precision
 
-    base = preset(preset_name)
+    base = preset(shape.preset)
     assert isinstance(base.env, AtariConfig)
-    environments = max(1, cores - 1) * ENVS_PER_WORKER
-    sampler = SamplerConfig(environments=environments, horizon=horizon, groups=GROUPS, decorrelation=100)
+    workers = max(1, cores - shape.own_core)
+    sampler = SamplerConfig(
+        environments=workers * shape.envs_per_worker,
+        horizon=shape.horizon,
+        groups=2,
+        squads=shape.squads,
+        workers=workers,
+        decorrelation=100,
+    )
     experiment = dataclasses.replace(
         base,
         env=dataclasses.replace(base.env, game=game),
         model=dataclasses.replace(base.model, torso="nature"),
         sampler=sampler,
-        topology=SynchronousConfig(overlap=overlap),
+        topology=SynchronousConfig(overlap=shape.overlap),
     )
     return resolve_precision(parse_flags("phalanx bench gpu", experiment, flags).validate())
 
 
-def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, Any]:
-    """Steps per second once learning has begun, the shares of time, and how much of it the GPU was busy."""
+def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats: int, learn: bool) -> dict[str, Any]:
+    """Steps per second, sampling only or once learning has begun, each beside the emulator's; the shares of time, and
+    how much of it the GPU was busy."""
+    samples, limits, shares, busy = [], [], [], []
     with running_replica(experiment) as replica:
+        action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
-        while replica.progress.updates == 0:
-            replica.iterate()
+        while learn and replica.progress.updates == 0:
+            action()
             if time.monotonic() > limit:
                 raise RunError(f"{experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s")
-        warm_up_until(replica.iterate, min(2.0, seconds))
-        samples, shares, busy = [], [], []
+        warm_up_until(action, SETTLING)
         for _ in range(repeats):
+            per_process = experiment.sampler.environments // experiment.sampler.workers
+            limits.append(emulator_speed(experiment.env.name, cores, per_process, seconds))
             with BusyShare() as share:
                 replica.timing.reset()
                 steps, start = replica.progress.steps, time.perf_counter()
-                warm_up_until(replica.iterate, seconds)
+                warm_up_until(action, seconds)
                 samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
                 shares.append(replica.timing.shares())
             busy.append(share.value)
     known = [value for value in busy if value is not None]
     return {
-        "training_sps": round(statistics.median(samples)),
+        "emulator_sps": round(statistics.median(limits)),
+        "training_sps" if learn else "inference_sps": round(statistics.median(samples)),
+        "ratio": round(statistics.median(s / limit for s, limit in zip(samples, limits, strict=True)), 3),
         "precision": experiment.run.precision,
         **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 3) for stage in shares[0]},
         "gpu_busy_share": round(statistics.median(known), 3) if known else None,
-        "samples": [round(sample) for sample in samples],
+        "samples": [[round(limit), round(sample)] for limit, sample in zip(limits, samples, strict=True)],
     }
 
 

@@ -31,8 +31,8 @@ class VectorEnvs(Protocol):
     spec: EnvSpec
     groups: list[slice]  # rows of each group, in order, covering all environments
 
-    def ready(self, groups: Sequence[int]) -> int:
-        """Wait until one of these groups has finished its step; the first of them that has."""
+    def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
+        """The first of these groups that has finished its step; waits for one, or else gives None if there is none."""
 
     def recv(self, group: int) -> EnvStep:
         """Wait for the group's newest step. The first call gives the first frames. Views, valid until `send`."""

@@ -13,11 +13,11 @@ from phalanx.config import SynchronousConfig
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
 @pytest.mark.parametrize("name", gpu_bench.ALGORITHMS)
 def test_every_algorithm_fits_any_number_of_cores(name, cores):
-    preset, horizon, overlap = gpu_bench.ALGORITHMS[name]
-    experiment = gpu_bench.settled(preset, "pong", cores, horizon, overlap, ["--run.precision", "float32"])
+    shape = gpu_bench.ALGORITHMS[name]
+    experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
-    assert experiment.topology == SynchronousConfig(overlap=overlap)
-    assert experiment.sampler.environments == 32 * max(1, cores - 1)
+    assert experiment.topology == SynchronousConfig(overlap=shape.overlap)
+    assert experiment.sampler.environments == shape.envs_per_worker * max(1, cores - shape.own_core)
 
 
 def test_the_busy_share_is_a_mean_of_percentages():
@@ -32,7 +32,11 @@ def test_without_a_gpu_it_says_so(capsys):
 
 
 @pytest.mark.gpu
-def test_training_is_measured_with_its_shares():
-    found = gpu_bench.training(gpu_bench.settled("a2c", "pong", 2, 5, False, []), 0.5, 1)
-    assert found["training_sps"] > 0
+@pytest.mark.parametrize("learn", [False, True])
+def test_speed_is_measured_beside_the_emulator(learn, monkeypatch):
+    monkeypatch.setattr(gpu_bench, "SETTLING", 0.5)
+    shape = gpu_bench.Shape("a2c", 5, False, own_core=False, envs_per_worker=4, squads=2)
+    found = gpu_bench.beside_emulator(gpu_bench.settled(shape, "pong", 2, []), 2, 0.5, 1, learn)
+    assert found["training_sps" if learn else "inference_sps"] > 0
+    assert found["emulator_sps"] > 0
     assert sum(found[f"{stage}_share"] for stage in ("env", "infer", "learn", "other")) == pytest.approx(1, abs=0.01)

@@ -1,27 +1,59 @@
 """Which environments to move between workers, when cores differ in speed: others share them, or the host does.
 
-In lock step everyone waits for the slowest worker; a worker on a slow core must hold fewer environments.
+In lock step everyone waits for the slowest worker; a worker on a slow core must hold fewer environments. Speeds are
+noisy and moves are not free, so what is learnt of them is smoothed and looked at more and more rarely.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
 
-GAIN = 0.01  # the slowest worker must get faster by this share with each move; one of 32 environments is 3 %
-MOST_MOVES = 16  # per call: each costs about a step
+GAIN = 0.02  # the slowest worker must get faster by this share with each move; one of 32 environments is 3 %
+MOST_MOVES = 8  # per call: each costs a few steps, or hundreds where a simulator must be made for it
+SMOOTHING = 0.5  # of what is known of a worker's speed
+SLOWER = 1.25  # by this factor the time between two calls grows,
+SLOWEST = 8.0  # up to so many times the first
 
 
-def moves(rows: list[list[list[int]]], busy: np.ndarray) -> Iterator[tuple[int, int, int]]:
+class Speeds:
+    """What is known of the workers' speeds, and when to look again."""
+
+    def __init__(self, workers: int, interval: float) -> None:
+        self.first = self.interval = interval
+        self.cost: np.ndarray | None = None  # seconds an environment takes, by worker
+        self.since, self.busy = time.monotonic(), np.zeros(workers)
+
+    def due(self) -> bool:
+        return self.first > 0 and time.monotonic() - self.since >= self.interval
+
+    def look(self, rows: list[list[list[int]]], busy: np.ndarray) -> np.ndarray:
+        """The cost of an environment by worker, from the seconds each has been busy so far."""
+        counts = np.array([sum(map(len, worker)) for worker in rows])
+        spent = (busy - self.busy) / np.maximum(counts, 1)
+        self.cost = spent if self.cost is None else SMOOTHING * self.cost + (1 - SMOOTHING) * spent * self._unit(spent)
+        return self.cost
+
+    def looked(self, busy: np.ndarray) -> None:
+        self.since, self.busy = time.monotonic(), busy.copy()
+        self.interval = min(self.interval * SLOWER, self.first * SLOWEST)
+
+    def _unit(self, spent: np.ndarray) -> float:
+        """Intervals differ in length: only the proportions between workers count."""
+        assert self.cost is not None
+        return float(self.cost.mean() / max(spent.mean(), 1e-9))
+
+
+def moves(rows: list[list[list[int]]], cost: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """(source, target, group) of moves that shorten the time of the slowest worker.
 
-    `rows[worker][group]` are the environments now, `busy[worker]` the seconds each worker has just spent on them.
+    `rows[worker][group]` are the environments now, `cost[worker]` the time a worker needs for one of them.
     """
     counts = np.array([[len(group) for group in worker] for worker in rows])
-    if (counts.sum(1) == 0).any() or (busy <= 0).any():
+    if (cost <= 0).any():  # one of them was not seen at work
         return
-    cost = busy / counts.sum(1)  # seconds per environment
     for _ in range(MOST_MOVES):
         load = counts.sum(1) * cost
         source = int(load.argmax())

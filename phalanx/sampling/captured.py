@@ -4,7 +4,8 @@
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
 writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
-All of it runs on a stream that goes before the learner's, and what is done meanwhile is done while the device works.
+All of it runs on a stream that goes before the learner's. While the device works, the next group that is back is
+served, and whatever is to be done meanwhile is done.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class CapturedCollector(Collector):
         self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
         self.depth = torch.arange(self.stack, device=self.device)
         self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
-        self.arrived = torch.cuda.Event(blocking=True)
+        self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
         self.stream = torch.cuda.Stream(priority=-1)
         self.capturing = torch.cuda.Stream(priority=-1)
 
@@ -64,18 +65,25 @@ class CapturedCollector(Collector):
         if t == 0:
             super()._write(group, t, step)
 
-    def _serve(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
+    def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
         self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
-        self.arrived.record()
-        launched = time.perf_counter()
+        self.answered[group].record()
+        self.timing.add("infer", time.perf_counter() - started)
         meanwhile()
-        resumed = time.perf_counter()
-        self.arrived.synchronize()
-        acted = time.perf_counter()
+
+    def _is_answered(self, group: int) -> bool:
+        return bool(self.answered[group].query())
+
+    def _await_answer(self, group: int) -> None:
+        started = time.perf_counter()
+        self.answered[group].synchronize()
+        self.timing.add("infer", time.perf_counter() - started)
+
+    def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
+        started = time.perf_counter()
         self.envs.send(group, self.envs.exchange.action[self.envs.groups[group]])
-        self.timing.add("infer", launched - started + acted - resumed)
-        self.timing.add("env", time.perf_counter() - acted)
+        self.timing.add("env", time.perf_counter() - started)
 
     def _bootstrap(self, group: int) -> None:
         self._run("end", group, lambda: self._captured_end(group))

@@ -53,6 +53,7 @@ class Collector:
         self.noise = torch.empty(self.rollout.action.shape, device=compute.device)
         self.finished: list[float] = []  # raw scores of games that ended since last asked
         self.ended: list[tuple[int, int, list[float]]] = []  # step, group and scores of the present rollout
+        self.actions: dict[int, np.ndarray] = {}  # chosen last, by group
         self.primed = False
 
     def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
@@ -63,21 +64,30 @@ class Collector:
         rollout.version = progress.version
         self.policy.begin(progress)
         self.noise.uniform_(generator=self.generator)
-        for group in groups:
-            self._serve(group, 0, meanwhile)
-        steps, away = [0 for _ in groups], list(groups)  # in the order in which they were sent off
-        while away:
-            group = self._next(away)
-            away.remove(group)
-            steps[group] += 1
-            self._receive(group, steps[group])
-            if steps[group] < self.horizon:
-                self._serve(group, steps[group], meanwhile)
-                away.append(group)
+        steps = [0 for _ in groups]
+        here = list(groups)  # groups that wait for their first actions,
+        asked: list[int] = []  # those whose actions are being chosen,
+        away: list[int] = []  # and those that step, in the order in which they went
+        while here or asked or away:
+            if asked and self._is_answered(asked[0]):
+                away.append(asked.pop(0))
+                self._send(away[-1], meanwhile)
+            elif here:
+                asked.append(here.pop(0))
+                self._ask(asked[-1], 0, meanwhile)
+            elif (back := self._next(away, wait=not asked)) is not None:
+                away.remove(back)
+                steps[back] += 1
+                self._receive(back, steps[back])
+                if steps[back] < self.horizon:
+                    self._ask(back, steps[back], meanwhile)
+                    asked.append(back)
+                else:
+                    started = time.perf_counter()
+                    self._bootstrap(back)
+                    self.timing.add("infer", time.perf_counter() - started)
             else:
-                started = time.perf_counter()
-                self._bootstrap(group)
-                self.timing.add("infer", time.perf_counter() - started)
+                self._await_answer(asked[0])
         self.finished += [score for _, _, scores in sorted(self.ended) for score in scores]
         self.ended = []
         self.envs.balance()
@@ -121,21 +131,31 @@ class Collector:
             self._receive(group, 0)
         self.primed = True
 
-    def _next(self, away: list[int]) -> int:
-        """A group that is back."""
+    def _next(self, away: list[int], wait: bool) -> int | None:
+        """A group that is back, if there is one."""
+        if not away:
+            return None
         started = time.perf_counter()
-        group = self.envs.ready(away)
+        group = self.envs.ready(away, wait)
         self.timing.add("env", time.perf_counter() - started)
         return group
 
-    def _serve(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
-        """Choose the group's actions for step t and send it off."""
+    def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
+        """Have the group's actions for step t chosen."""
         started = time.perf_counter()
-        actions = self._act(group, t)
-        acted = time.perf_counter()
-        self.timing.add("infer", acted - started)
-        self.envs.send(group, actions)
-        self.timing.add("env", time.perf_counter() - acted)
+        self.actions[group] = self._act(group, t)
+        self.timing.add("infer", time.perf_counter() - started)
+
+    def _is_answered(self, group: int) -> bool:
+        return True
+
+    def _await_answer(self, group: int) -> None:
+        """Here nothing answers later."""
+
+    def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        self.envs.send(group, self.actions[group])
+        self.timing.add("env", time.perf_counter() - started)
         meanwhile()
 
     def _receive(self, group: int, t: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.errors import RunError
-from phalanx.sampling.balance import moves
+from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
 from phalanx.sampling.worker import Orders, receive, send
@@ -136,7 +136,6 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
-        self.balance_every = balance
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
@@ -147,7 +146,7 @@ class ProcessEnvs:
         self.rows = shares(self.groups, workers, squads)
         self.exchange = Exchange(self.layout)
         self.steps = [self.exchange.step[rows] for rows in self.groups]
-        self.balanced_at = (time.monotonic(), np.zeros(workers))
+        self.speeds = Speeds(workers, balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.deaths = 0
         self.started = False
@@ -161,7 +160,7 @@ class ProcessEnvs:
             self.close()
             raise
 
-    def ready(self, groups: Sequence[int]) -> int:
+    def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
         hang while nobody else gets ready."""
         self._wait_until_ready()
@@ -172,12 +171,14 @@ class ProcessEnvs:
             for group in groups:
                 if finished[group]:
                     return group
-            wait = deadline - time.monotonic()
-            if wait <= 0:
+            if not wait:
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
                 self._replace_hung(groups)
                 deadline = time.monotonic() + self.timeout
                 continue
-            for descriptor, _ in self.poll.poll(min(wait, LOOK_AGAIN) * 1000):
+            for descriptor, _ in self.poll.poll(min(left, LOOK_AGAIN) * 1000):
                 if descriptor == self.owner_wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(descriptor)
@@ -195,12 +196,12 @@ class ProcessEnvs:
     def balance(self) -> None:
         """Between rollouts: move environments from workers on slow cores to those on fast ones. Where an environment
         is simulated changes nothing about it."""
-        since, busy_then = self.balanced_at
-        if not self.balance_every or time.monotonic() - since < self.balance_every:
+        if not self.speeds.due():
             return
+        cost = self.speeds.look(self.rows, self.exchange.busy)
         gone: dict[int, list[int]] = defaultdict(list)
         come: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for source, target, group in moves(self.rows, self.exchange.busy - busy_then):
+        for source, target, group in moves(self.rows, cost):
             index = self.rows[source][group].pop()
             self.rows[target][group].append(index)
             gone[source].append(index)
@@ -211,7 +212,7 @@ class ProcessEnvs:
         # what a dying worker could not hand over begins anew where it was to go
         self._ask_all("take", {to: [(i, group, states.get(i)) for i, group in of] for to, of in come.items()})
         self._find_members()
-        self.balanced_at = (time.monotonic(), self.exchange.busy.copy())
+        self.speeds.looked(self.exchange.busy)
 
     def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
         """Ask several workers at once; one that is dead gives an error, and `recv` will find it."""

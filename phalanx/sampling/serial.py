@@ -129,7 +129,7 @@ class SerialEnvs:
         self.buffer = allocate_step(self.spec, environments)
         self.slots = [Slot(index, env, self.buffer, rules or SlotRules()) for index, env in enumerate(envs)]
 
-    def ready(self, groups: Sequence[int]) -> int:
+    def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         return groups[0]
 
     def recv(self, group: int) -> EnvStep:

@@ -21,7 +21,7 @@ def test_moves_never_make_the_slowest_worker_slower(costs, groups, per_group):
     cost = np.array(costs)
     counts = np.full((len(costs), groups), per_group)
     before = (counts.sum(1) * cost).max()
-    for source, target, group in moves(rows, counts.sum(1) * cost):
+    for source, target, group in moves(rows, cost):
         counts[source, group] -= 1
         counts[target, group] += 1
         assert counts.min() >= 0
