@@ -173,11 +173,11 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
         away = list(range(len(envs.groups)))
         begin = start = time.perf_counter()
         while start - begin < 1 + seconds:
-            group = envs.ready(away)
-            assert group is not None
-            envs.send(group, actions[count % 4096, envs.groups[group]])
-            away.remove(group)
-            away.append(group)
+            back = envs.ready(away)
+            assert back is not None
+            envs.send(back, actions[count % 4096, envs.groups[back]])
+            away.remove(back)
+            away.append(back)
             count += 1
             now = time.perf_counter()
             if now - begin < 1:  # a second of warm-up
