@@ -39,7 +39,7 @@ def sample_phalanx(game: str, frame: str, envs: int, groups: int, warmup: float,
     """Env workers of phalanx; `sampling_speed` has its own second of warm-up after the first frames."""
     experiment = Experiment(
         env=phalanx_env(game, frame),
-        sampler=SamplerConfig(environments=envs, groups=groups),
+        sampler=SamplerConfig(environments=envs, groups=groups, squads=0),
         topology=SynchronousConfig(),
         run=RunConfig(device="cpu"),  # with a GPU the workers would leave the frames to it
     )
