@@ -53,14 +53,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(arguments: list[str]) -> int:
     experiment = parse_experiment("train", arguments)
-    from phalanx.probe import resolve_precision
-    from phalanx.registry import topology
-    from phalanx.session import Session, new_directory, run_checkpoints
+    from phalanx.sampling.placement import start_early
 
-    check_pieces(experiment)
-    experiment = resolve_precision(experiment)
-    directory = new_directory(experiment)
-    return Session(experiment, directory, run_checkpoints(experiment, directory, warn)).run(topology(experiment))
+    early = start_early(experiment, warn)
+    try:
+        from phalanx.probe import resolve_precision
+        from phalanx.registry import topology
+        from phalanx.session import Session, new_directory, run_checkpoints
+
+        check_pieces(experiment)
+        experiment = resolve_precision(experiment)
+        directory = new_directory(experiment)
+        checkpoints = run_checkpoints(experiment, directory, warn)
+        return Session(experiment, directory, checkpoints, early=early).run(topology(experiment))
+    finally:
+        if early is not None:
+            early.close()
 
 
 def resume(arguments: list[str]) -> int:
@@ -243,13 +251,16 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
 
 def check_pieces(experiment: Experiment) -> None:
     """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists."""
+    import torch
+
     from phalanx.registry import MakeEnv, make_network
     from phalanx.runtime.device import choose_compute
     from phalanx.sampling.placement import place
 
-    place(experiment, choose_compute(experiment.run))
+    place(experiment, choose_compute(experiment.run).device.type)
     env = MakeEnv(experiment.env, experiment.run.seed)(0)
-    make_network(experiment, env.spec)
+    with torch.device("meta"):  # no numbers are needed to see that it fits
+        make_network(experiment, env.spec)
     env.close()
 
 

@@ -73,7 +73,7 @@ def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
     if not isinstance(experiment.env, AtariConfig):
         raise UserError("phalanx bench sampling compares with the Atari emulator; choose an Atari preset")
     compute = choose_compute(experiment.run)
-    placement = place(experiment, compute)
+    placement = place(experiment, compute.device.type)
     workers, per_worker = max(1, placement.workers), placement.envs_per_worker
     measures: dict[str, Callable[[], float]] = {
         "emulator_sps": lambda: emulator_speed(experiment.env.name, workers, per_worker, seconds),

@@ -36,7 +36,7 @@ def describe(experiment: Experiment) -> str:
 
 def _machine(experiment: Experiment) -> list[tuple[str, str]]:
     compute, quota = choose_compute(experiment.run), cgroup_quota()
-    placement = place(experiment, compute)
+    placement = place(experiment, compute.device.type)
     free = f"{free_memory() / 2**30:.1f} GiB memory free"
     return [
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
@@ -48,7 +48,7 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
 def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     sampler, algorithm = experiment.sampler, experiment.algorithm
     rows = sampler.rollout_steps
-    groups = sampler.groups * place(experiment, choose_compute(experiment.run)).squads
+    groups = sampler.groups * place(experiment, choose_compute(experiment.run).device.type).squads
     if isinstance(algorithm, PPOConfig):
         learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
     elif isinstance(algorithm, DQNConfig):

@@ -88,8 +88,8 @@ def _paac(torso: str) -> Experiment:
 PONG = Experiment(
     env=AtariConfig("pong"),
     model=ModelConfig(torso="nips"),
-    algorithm=PPOConfig(epochs=4, minibatches=8, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
+    algorithm=PPOConfig(discount=0.98, epochs=4, minibatches=16, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_400_000),
     sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=4_000_000, target_score=18.0),
@@ -110,9 +110,9 @@ PONG_FAST = dataclasses.replace(
     PONG,
     env=AtariConfig("pong", frame="104x80"),
     model=ModelConfig(torso="nature", padding=True),
-    algorithm=PPOConfig(epochs=4, minibatches=30, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=2.5e-4, final_learning_rate=1e-4, schedule_length=4_000_000),
-    sampler=SamplerConfig(environments=120, horizon=16, groups=2, decorrelation=300),
+    algorithm=PPOConfig(discount=0.98, epochs=4, minibatches=16, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_300_000),
+    sampler=SamplerConfig(environments=120, horizon=16, groups=2, squads=3, decorrelation=300),
     topology=SynchronousConfig(overlap=True),
 )
 
@@ -121,7 +121,7 @@ BREAKOUT_FAST = dataclasses.replace(
     env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
     algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
     optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
-    sampler=SamplerConfig(environments=240, horizon=32, groups=2, decorrelation=300),
+    sampler=SamplerConfig(environments=240, horizon=32, groups=2, squads=3, decorrelation=300),
     run=RunConfig(steps=20_000_000, target_score=300.0),
 )
 

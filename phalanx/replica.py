@@ -25,7 +25,6 @@ from phalanx.registry import make_algorithm, make_experience, make_network, make
 from phalanx.replay.experience import Latest
 from phalanx.runtime.device import Compute
 from phalanx.sampling.collector import Collector, allocate_rollout
-from phalanx.sampling.serial import SlotRules
 from phalanx.seams import VectorEnvs
 from phalanx.types import Progress, Rollout
 
@@ -214,9 +213,3 @@ def make_replica(experiment: Experiment, envs: VectorEnvs, compute: Compute) -> 
     """The replica an experiment asks for."""
     overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
     return OverlappedReplica(experiment, envs, compute) if overlap else Replica(experiment, envs, compute)
-
-
-def slot_rules(experiment: Experiment) -> SlotRules:
-    """How an experiment's environments begin and end episodes."""
-    sampler = experiment.sampler
-    return SlotRules(experiment.run.seed, sampler.decorrelation, sampler.resets, sampler.horizon)

@@ -32,6 +32,7 @@ from phalanx.replay.storage import storage_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling.evaluator import evaluate
+from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvSpec
 
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
@@ -45,13 +46,19 @@ class Session:
     """The record and the end of a run."""
 
     def __init__(
-        self, experiment: Experiment, directory: Path, checkpoints: Checkpoints, resume: Loaded | None = None
+        self,
+        experiment: Experiment,
+        directory: Path,
+        checkpoints: Checkpoints,
+        resume: Loaded | None = None,
+        early: ProcessEnvs | None = None,
     ) -> None:
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
         self.background = BackgroundWriter(checkpoints)
         self.loaded = resume
+        self.early = early  # workers that were started before
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
         self.signal: int | None = None

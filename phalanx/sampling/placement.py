@@ -1,13 +1,21 @@
-"""Which process runs where: workers, their environments and cores, from what the container may really use."""
+"""Which process runs where: workers, their environments and cores, from what the container may really use.
+
+Nothing here needs torch: where a GPU is likely, `phalanx train` starts the workers before it loads torch, which takes
+as long as their simulators do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from phalanx.config import AtariConfig, Experiment
+from phalanx.config import AtariConfig, Experiment, SynchronousConfig
 from phalanx.errors import UserError
+from phalanx.registry import MakeEnv
 from phalanx.runtime.affinity import core_list, usable_cores
-from phalanx.runtime.device import Compute
+from phalanx.sampling.processes import ProcessEnvs
+from phalanx.sampling.serial import SlotRules
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,8 @@ class Placement:
         )
 
 
-def place(experiment: Experiment, compute: Compute) -> Placement:
-    """The placement an experiment asks for, or the best one for this machine.
+def place(experiment: Experiment, device: str) -> Placement:
+    """The placement an experiment asks for, or the best one for this machine, with a network on `device` (its type).
 
     On a CPU, simulation and network take turns, so both may use every core. With a GPU the owner is busy while the
     workers simulate, so it keeps a core of its own where there are at least four.
@@ -42,7 +50,7 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
     if experiment.topology.name == "serial":
         return Placement(0, experiment.sampler.environments, None, experiment.run.threads or count)
     environments = experiment.sampler.environments
-    reserve = 1 if compute.device.type == "cuda" and count >= 4 else 0
+    reserve = 1 if device == "cuda" and count >= 4 else 0
     workers = experiment.sampler.workers or _largest_divisor(environments, count - reserve)
     if environments % workers:
         raise UserError(
@@ -52,7 +60,7 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
         )
     free = cores[reserve if workers < count else 0 :] if count == len(cores) else []  # a quota is the scheduler's
     pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None
-    threads = experiment.run.threads or (1 if compute.device.type == "cuda" else count)
+    threads = experiment.run.threads or (1 if device == "cuda" else count)
     # moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed
     balance = experiment.sampler.balance if isinstance(experiment.env, AtariConfig) and workers > 1 else 0.0
     squads = max(
@@ -61,6 +69,46 @@ def place(experiment: Experiment, compute: Compute) -> Placement:
         if workers % number == 0 and environments % (number * experiment.sampler.groups) == 0
     )
     return Placement(workers, environments // workers, pinned, threads, squads, balance)
+
+
+def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
+    """The environments of an experiment in their worker processes."""
+    placement, sampler, env = place(experiment, device), experiment.sampler, experiment.env
+    topology = experiment.topology
+    raw = (
+        device == "cuda"
+        and isinstance(topology, SynchronousConfig)
+        and topology.raw_screens
+        and isinstance(env, AtariConfig)
+        and env.color == "gray"
+    )
+    return ProcessEnvs(
+        MakeEnv(env, experiment.run.seed, raw),
+        placement.workers,
+        placement.envs_per_worker,
+        sampler.groups,
+        slot_rules(experiment),
+        squads=placement.squads,
+        timeout=sampler.step_timeout,
+        max_deaths=sampler.max_deaths,
+        cores=placement.cores,
+        balance=placement.balance,
+        report=report,
+    )
+
+
+def start_early(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:
+    """Workers for a GPU, if there seems to be one; whether torch can use it is seen later."""
+    wanted = experiment.run.device == "auto" or experiment.run.device.startswith("cuda")
+    if not wanted or experiment.topology.name != "synchronous" or not Path("/dev/nvidiactl").exists():
+        return None
+    return start_workers(experiment, "cuda", report)
+
+
+def slot_rules(experiment: Experiment) -> SlotRules:
+    """How an experiment's environments begin and end episodes."""
+    sampler = experiment.sampler
+    return SlotRules(experiment.run.seed, sampler.decorrelation, sampler.resets, sampler.horizon)
 
 
 def _largest_divisor(value: int, limit: int) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from phalanx.config import Experiment
 from phalanx.registry import MakeEnv
-from phalanx.replica import Replica, slot_rules
+from phalanx.replica import Replica
 from phalanx.runtime.device import Compute, choose_compute
+from phalanx.sampling.placement import slot_rules
 from phalanx.sampling.serial import SerialEnvs
 from phalanx.session import Session
 

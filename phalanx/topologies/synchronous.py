@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from phalanx.config import AtariConfig, Experiment, SynchronousConfig
-from phalanx.registry import MakeEnv
-from phalanx.replica import make_replica, slot_rules
+from phalanx.config import Experiment
+from phalanx.replica import make_replica
 from phalanx.runtime.device import Compute, choose_compute
-from phalanx.sampling.placement import place
+from phalanx.sampling.placement import start_workers
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.session import Session
 
 
 def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
-    envs = make_envs(experiment, compute, session.event)
+    envs = early_envs(session, compute) or make_envs(experiment, compute, session.event)
     try:
         replica = make_replica(experiment, envs, compute)
         try:
@@ -34,26 +33,13 @@ def run(experiment: Experiment, session: Session) -> None:
         envs.close()
 
 
+def early_envs(session: Session, compute: Compute) -> ProcessEnvs | None:
+    """The workers that were started for a GPU before there was a session, if torch has one for them."""
+    if session.early is None or compute.device.type != "cuda":
+        return None
+    session.early.report = session.event
+    return session.early
+
+
 def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> ProcessEnvs:
-    placement, sampler, env = place(experiment, compute), experiment.sampler, experiment.env
-    topology = experiment.topology
-    raw = (
-        compute.device.type == "cuda"
-        and isinstance(topology, SynchronousConfig)
-        and topology.raw_screens
-        and isinstance(env, AtariConfig)
-        and env.color == "gray"
-    )
-    return ProcessEnvs(
-        MakeEnv(env, experiment.run.seed, raw),
-        placement.workers,
-        placement.envs_per_worker,
-        sampler.groups,
-        slot_rules(experiment),
-        squads=placement.squads,
-        timeout=sampler.step_timeout,
-        max_deaths=sampler.max_deaths,
-        cores=placement.cores,
-        balance=placement.balance,
-        report=report,
-    )
+    return start_workers(experiment, compute.device.type, report)

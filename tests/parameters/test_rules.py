@@ -96,15 +96,25 @@ def test_adam_in_tensorflow_form_equals_float64() -> None:
     np.testing.assert_allclose(trained("adam-tf").numpy(), params, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "adam-tf"])
-def test_adam_on_a_device_equals_adam_in_one_pass(name: str) -> None:
-    rule, params = make_rule(CONFIGS[name]), start()
+def test_adam_in_tensorflow_form_on_a_device_equals_the_one_in_one_pass() -> None:
+    rule, params = make_rule(CONFIGS["adam-tf"]), start()
     assert isinstance(rule, Adam)
     state = rule.init(SIZE)
     for gradient in gradients():
         t = state["t"].add_(1)
         rule._apply_without_waiting(params, gradient, state["mean"], state["square"], t, RATE)
-    torch.testing.assert_close(params, trained(name), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(params, trained("adam-tf"), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rate", [RATE, torch.tensor(RATE)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rules_on_a_gpu_equal_those_on_a_cpu(name: str, rate: float | Tensor) -> None:
+    rule, params = make_rule(CONFIGS[name]), start().cuda()
+    state = rule.init(SIZE, "cuda")
+    for gradient in gradients():
+        rule.apply(params, gradient.cuda(), state, rate.cuda() if isinstance(rate, Tensor) else rate)
+    torch.testing.assert_close(params.cpu(), trained(name), atol=1e-6, rtol=1e-6)
 
 
 def test_the_forms_with_torch_names_differ_from_their_variants() -> None:
