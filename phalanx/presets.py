@@ -119,8 +119,8 @@ PONG_FAST = dataclasses.replace(
 BREAKOUT_FAST = dataclasses.replace(
     PONG_FAST,
     env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
-    algorithm=PPOConfig(epochs=4, minibatches=16, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=2e-4, schedule_length=3_000_000),
+    algorithm=PPOConfig(epochs=4, minibatches=32, clip=0.1),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=5e-4, final_learning_rate=5e-5, schedule_length=3_200_000),
     sampler=SamplerConfig(environments=240, horizon=32, groups=2, squads=3, decorrelation=300),
     run=RunConfig(steps=20_000_000, target_score=300.0),
 )

@@ -44,8 +44,9 @@ def choose_compute(run: RunConfig) -> Compute:
         raise UserError(f"run.device '{name}' is no device; use cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("run.device asks for a GPU, but torch sees none; use --run.device cpu")
+    # beside a GPU the other cores belong to the simulators
+    torch.set_num_threads(run.threads or (usable_cores() if device.type == "cpu" else 1))
     if device.type == "cpu":
-        torch.set_num_threads(run.threads or usable_cores())
         keep_freed_memory()
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
