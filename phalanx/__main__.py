@@ -59,9 +59,13 @@ def train(arguments: list[str]) -> int:
     try:
         from phalanx.probe import resolve_precision
         from phalanx.registry import topology
+        from phalanx.runtime.device import choose_compute
         from phalanx.session import Session, new_directory, run_checkpoints
 
         check_pieces(experiment)
+        if early is not None and choose_compute(experiment.run).device.type != "cuda":
+            early.close()  # torch cannot use the GPU: they would only be in the way
+            early = None
         experiment = resolve_precision(experiment)
         directory = new_directory(experiment)
         checkpoints = run_checkpoints(experiment, directory, warn)

@@ -1,7 +1,8 @@
 """The learner of a GPU: loss, backward, clip and rule of a batch as one CUDA graph with static buffers.
 
-It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; learning rate and scheduled
-numbers live on the device, so a captured update stays valid while they move. Nothing waits for the device: an update
+It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; where only its rows are chosen,
+their numbers are, and the graph gathers the rows. Learning rate and scheduled numbers live on the device, so a captured
+update stays valid while they move. Nothing waits for the device: an update
 that is not finite leaves the parameters as they were, and `check` reports it at the end of the iteration.
 """
 

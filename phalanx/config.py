@@ -42,7 +42,7 @@ class AtariConfig:
     episodic_life: bool = False
     """End the episode (not the game) when a life is lost."""
     fire_on_reset: bool = False
-    """Press FIRE (then UP, where it exists) at the start and after each lost life."""
+    """At the start and after each lost life a frame each of NOOP, FIRE and, where it exists, UP."""
     sticky: float = 0.0
     """Probability that the emulator repeats the last action instead of the new one, per frame."""
     reward: Literal["sign", "clip", "raw"] = "sign"
@@ -286,10 +286,10 @@ class SamplerConfig:
     pin: bool = True
     """Pin each worker to a core where there are enough."""
     balance: float = 1.0
-    """Seconds between two looks at how busy the workers are; Atari environments then move from slow cores to fast
-    ones. 0 means never."""
+    """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
+    environments then move from slow cores to fast ones. 0 means never."""
     step_timeout: float = 60.0
-    """Seconds a worker may take for a step before it is killed and replaced."""
+    """Seconds for which no group may finish its step before the workers that are late are killed and replaced."""
     max_deaths: int = 10
     """Workers that may die before the run ends."""
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from phalanx.bench import emulator_speed, running_replica, show, warm_up_until
 from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.errors import RunError, UserError
+from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
 SETTLING = 8.0  # seconds in which environments move to the faster cores
@@ -108,6 +109,7 @@ def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats:
     """Steps per second, sampling only or once learning has begun, each beside the emulator's; the shares of time, and
     how much of it the GPU was busy."""
     samples, limits, shares, busy = [], [], [], []
+    per_worker = place(experiment, "cuda").envs_per_worker
     with running_replica(experiment) as replica:
         action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
@@ -117,8 +119,7 @@ def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats:
                 raise RunError(f"{experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s")
         warm_up_until(action, SETTLING)
         for _ in range(repeats):
-            per_process = experiment.sampler.environments // experiment.sampler.workers
-            limits.append(emulator_speed(experiment.env.name, cores, per_process, seconds))
+            limits.append(emulator_speed(experiment.env.name, cores, per_worker, seconds))
             with BusyShare() as share:
                 replica.timing.reset()
                 steps, start = replica.progress.steps, time.perf_counter()

@@ -2,7 +2,7 @@
 
     for batch in algorithm.batches(experience):   loss -> backward -> flat gradient -> clip -> store.push
 
-On a GPU the whole update is captured once as a CUDA graph and replayed for every batch of the same shape.
+On a GPU the whole update is captured once as a CUDA graph and replayed for every batch of the same kind.
 """
 
 from __future__ import annotations

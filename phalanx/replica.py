@@ -168,9 +168,13 @@ class OverlappedReplica(Replica):
         if self.learning is not None:
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
+        begun = self.progress.steps
         rollout = self.collector.collect(self.progress, lambda: self._update(updates, self.per_gap))
+        # what is left to do goes by the same clock as what was done in the gaps
+        self.progress.steps, collected = begun, self.progress.steps
         while self._update(updates, 1):
             pass
+        self.progress.steps = collected
         gaps = self.experiment.sampler.horizon * len(self.envs.groups)
         self.per_gap = max(1, -(-(self.progress.updates - before) // gaps))
         if self.learning is not None:
@@ -180,6 +184,8 @@ class OverlappedReplica(Replica):
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Besides, the rollout that was collected but not yet learnt from."""
+        if self.learning is not None:
+            self.learning.synchronize()  # after an interruption it may still be at work
         held = {name: value for name, value in vars(self.held).items() if isinstance(value, torch.Tensor)}
         return {**super().state(with_envs), "held": held if self.has_rollout else None, "version": self.held.version}
 

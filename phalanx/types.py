@@ -1,6 +1,6 @@
 """The few named things that flow through phalanx, in the order in which they flow.
 
-    EnvStep -> PolicyOutput -> Rollout -> PolicyBatch / ReplayBatch -> Loss -> Gradient
+    EnvStep -> PolicyOutput -> Rollout -> (Chosen ->) PolicyBatch / ReplayBatch -> Loss -> Gradient
 
 Shapes: T = steps of a rollout, B = environments, N = rows of a batch, P = parameters, S = frames in a stack.
 The unit of time is the agent step (usually 4 emulator frames); frames appear in logs only.

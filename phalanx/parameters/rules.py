@@ -70,7 +70,7 @@ class Adam:
         if params.device.type == "cpu" and self.tensorflow:
             # a larger epsilon makes TensorFlow's form of torch's
             epsilon = self.epsilon / math.sqrt(1 - self.beta2 ** t.item())
-            self._apply_in_one_pass(params, gradient, mean, square, t, float(learning_rate), epsilon)
+            self._apply_in_one_pass(params, gradient, mean, square, t, learning_rate, epsilon)
         elif self.tensorflow:
             self._apply_without_waiting(params, gradient, mean, square, t, learning_rate)
         else:

@@ -49,5 +49,7 @@ def choose_compute(run: RunConfig) -> Compute:
     if device.type == "cpu":
         keep_freed_memory()
     else:
+        if device.index is not None:
+            torch.cuda.set_device(device)  # streams and graphs are made on the current one
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
     return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda")

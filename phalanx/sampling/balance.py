@@ -21,16 +21,19 @@ SLOWEST = 8.0  # up to so many times the first
 class Speeds:
     """What is known of the workers' speeds, and when to look again."""
 
-    def __init__(self, workers: int, interval: float) -> None:
+    def __init__(self, interval: float) -> None:
         self.first = self.interval = interval
         self.cost: np.ndarray | None = None  # seconds an environment takes, by worker
-        self.since, self.busy = time.monotonic(), np.zeros(workers)
+        self.busy: np.ndarray | None = None  # at the last look; the first only sets it: starts differ in length
+        self.since = time.monotonic()
 
     def due(self) -> bool:
         return self.first > 0 and time.monotonic() - self.since >= self.interval
 
-    def look(self, rows: list[list[list[int]]], busy: np.ndarray) -> np.ndarray:
-        """The cost of an environment by worker, from the seconds each has been busy so far."""
+    def look(self, rows: list[list[list[int]]], busy: np.ndarray) -> np.ndarray | None:
+        """The cost of an environment by worker, from the seconds each has been busy so far; None at the first look."""
+        if self.busy is None:
+            return None
         counts = np.array([sum(map(len, worker)) for worker in rows])
         spent = (busy - self.busy) / np.maximum(counts, 1)
         self.cost = spent if self.cost is None else SMOOTHING * self.cost + (1 - SMOOTHING) * spent * self._unit(spent)
@@ -44,6 +47,13 @@ class Speeds:
         """Intervals differ in length: only the proportions between workers count."""
         assert self.cost is not None
         return float(self.cost.mean() / max(spent.mean(), 1e-9))
+
+
+def _worth(source: np.ndarray, target: np.ndarray, group: int) -> tuple[bool, int, bool, int]:
+    """What to move first: a guest that goes home, then one of the source's largest group (its groups must stay alike,
+    or they no longer alternate), then one of a group the target knows, then where the target has least."""
+    goes_home = bool(2 * source[group] < source.max() and target[group] > source[group])
+    return goes_home, int(source[group]), bool(target[group] > 0), -int(target[group])
 
 
 def moves(rows: list[list[list[int]]], cost: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -62,10 +72,7 @@ def moves(rows: list[list[list[int]]], cost: np.ndarray) -> Iterator[tuple[int, 
         held = counts[source] > 0
         if source == target or after > load[source] * (1 - GAIN) or counts[source].sum() <= held.sum():
             return
-        # rather one the target has a part in already: the fewer workers a squad's group waits for, the better
-        known = held & (counts[target] > 0)
-        candidates = np.flatnonzero(known if known.any() else held)
-        group = int(candidates[(counts[source] - counts[target])[candidates].argmax()])
+        group = max(np.flatnonzero(held).tolist(), key=lambda g: _worth(counts[source], counts[target], g))
         counts[source, group] -= 1
         counts[target, group] += 1
         yield source, target, group

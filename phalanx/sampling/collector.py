@@ -58,7 +58,7 @@ class Collector:
 
     def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
         """The next `horizon` steps of every environment under the policy's present parameters; `meanwhile` is called
-        whenever a group was sent off and the environments are busy."""
+        once for every step of a group, when others are at work: the environments, or the device."""
         rollout, groups = self.rollout, range(len(self.envs.groups))
         self._carry_over()
         rollout.version = progress.version

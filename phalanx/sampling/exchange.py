@@ -3,7 +3,7 @@
 One anonymous mapping holds everything: the step buffer, the actions, and two tables of counters,
 
     request[worker, group]   how many steps the owner has asked for
-    done[worker, group]      how many of them the worker has finished
+    done[worker, group]      how many of them the worker has finished; of those without rows the owner counts it up
     busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
 
 The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
@@ -62,9 +62,10 @@ class Exchange:
         layout = self.layout
         self.step = allocate_step(layout.spec, layout.environments, take)
         self.action = take((layout.environments,), np.int32)
-        # one cache line per worker and table
-        self.request = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
-        self.done = take((layout.workers, max(8, layout.groups)), np.int64)[:, : layout.groups]
+        # whole cache lines per worker and table
+        columns = -(-layout.groups // 8) * 8
+        self.request = take((layout.workers, columns), np.int64)[:, : layout.groups]
+        self.done = take((layout.workers, columns), np.int64)[:, : layout.groups]
         self.busy = take((layout.workers, 8), np.float64)[:, 0]
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ from phalanx.runtime.affinity import core_list, usable_cores
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SlotRules
 
+GPU_CONTROL = Path("/dev/nvidiactl")  # is there where a driver is
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -100,7 +102,7 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
 def start_early(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:
     """Workers for a GPU, if there seems to be one; whether torch can use it is seen later."""
     wanted = experiment.run.device == "auto" or experiment.run.device.startswith("cuda")
-    if not wanted or experiment.topology.name != "synchronous" or not Path("/dev/nvidiactl").exists():
+    if not wanted or experiment.topology.name != "synchronous" or not GPU_CONTROL.exists():
         return None
     return start_workers(experiment, "cuda", report)
 

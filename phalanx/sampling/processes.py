@@ -5,8 +5,8 @@
     recv(g): sleeps until done == request    <- done += 1, wakes the owner
 
 Workers of a squad wait for each other; squads do not, they have groups of their own. Nothing is pickled and nothing
-is allocated per step. A worker that dies, raises or hangs is replaced; its
-environments begin new episodes and the step that was cut off is marked, so that nobody learns from it.
+is allocated per step. A worker that dies, raises or hangs is replaced; its environments begin new episodes and the
+step that was cut off is marked, so that nobody learns from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from phalanx.types import EnvStep
 
 START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
-LOOK_AGAIN = 0.005  # seconds after which the owner looks at the counters without having been woken
+LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
 
 
 class WorkerHandle:
@@ -146,7 +146,7 @@ class ProcessEnvs:
         self.rows = shares(self.groups, workers, squads)
         self.exchange = Exchange(self.layout)
         self.steps = [self.exchange.step[rows] for rows in self.groups]
-        self.speeds = Speeds(workers, balance)
+        self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.deaths = 0
         self.started = False
@@ -184,6 +184,7 @@ class ProcessEnvs:
                         os.eventfd_read(descriptor)
                 else:
                     self._replace(self._worker_behind(descriptor))
+                    deadline = time.monotonic() + self.timeout
 
     def recv(self, group: int) -> EnvStep:
         self.ready([group])
@@ -201,7 +202,7 @@ class ProcessEnvs:
         cost = self.speeds.look(self.rows, self.exchange.busy)
         gone: dict[int, list[int]] = defaultdict(list)
         come: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for source, target, group in moves(self.rows, cost):
+        for source, target, group in moves(self.rows, cost) if cost is not None else ():
             index = self.rows[source][group].pop()
             self.rows[target][group].append(index)
             gone[source].append(index)

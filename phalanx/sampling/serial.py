@@ -111,11 +111,18 @@ class Slot:
         self.quiet = reward == 0.0 and score != score and not (terminated or truncated or first or cut)
 
     def state(self) -> dict[str, Any]:
-        return {"env": self.env.state(), "idle": self.idle, "requests": self.requests, "fresh": self.fresh}
+        return {
+            "env": self.env.state(),
+            "idle": self.idle,
+            "requests": self.requests,
+            "fresh": self.fresh,
+            "incarnation": self.incarnation,  # a fresh successor that moves on must still cut what it follows
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.env.restore(state["env"])
         self.idle, self.requests, self.fresh = state["idle"], state["requests"], state["fresh"]
+        self.incarnation = state.get("incarnation", 0)
         self.prepared = False
 
 

@@ -22,7 +22,11 @@ from phalanx.session import Session
 
 def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
-    envs = early_envs(session, compute) or make_envs(experiment, compute, session.event)
+    if session.early is not None:
+        envs = session.early
+        envs.report = session.event
+    else:
+        envs = make_envs(experiment, compute, session.event)
     try:
         replica = make_replica(experiment, envs, compute)
         try:
@@ -31,14 +35,6 @@ def run(experiment: Experiment, session: Session) -> None:
             replica.close()
     finally:
         envs.close()
-
-
-def early_envs(session: Session, compute: Compute) -> ProcessEnvs | None:
-    """The workers that were started for a GPU before there was a session, if torch has one for them."""
-    if session.early is None or compute.device.type != "cuda":
-        return None
-    session.early.report = session.event
-    return session.early
 
 
 def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> ProcessEnvs:

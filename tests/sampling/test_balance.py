@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.config import AtariConfig
 from phalanx.registry import MakeEnv
-from phalanx.sampling.balance import moves
+from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SerialEnvs
 
@@ -36,18 +36,54 @@ def test_a_slow_core_gives_environments_away():
     assert list(moves(rows, np.array([1.0, 1.0]))) == []
 
 
-def test_environments_rather_go_where_their_group_is_known():
-    alone = [[[0, 1, 2, 3], []], [[], [4, 5, 6, 7]]]  # two squads of one worker
-    assert next(iter(moves(alone, np.array([2.0, 1.0])))) == (0, 1, 0)
-    guest = [[[0, 1, 2], [4]], [[3], [5, 6, 7]]]
-    assert next(iter(moves(guest, np.array([2.0, 1.0])))) == (0, 1, 0)
-    visited = [[[0, 1, 2, 3], [], [8]], [[], [4, 5, 6, 7], [9]]]
-    assert next(iter(moves(visited, np.array([1.0, 2.0])))) == (1, 0, 2)
+def counts_after(rows, cost):
+    counts = np.array([[len(group) for group in worker] for worker in rows])
+    for source, target, group in moves(rows, np.array(cost)):
+        counts[source, group] -= 1
+        counts[target, group] += 1
+    return counts.tolist()
 
 
-@pytest.mark.parametrize("squads", [1, 2])
-def test_moved_environments_go_on_as_before(squads):
-    factory = MakeEnv(AtariConfig("breakout", frame="104x80", episodic_life=True, max_steps=40), 2)
+def test_the_groups_of_a_squad_stay_alike():
+    eight, four = [None] * 8, [None] * 4
+    two_squads = [[eight, [], eight, []], [[], eight, [], eight]]  # groups 0 and 2 are the first worker's
+    assert counts_after(two_squads, [2.0, 1.0]) == [[5, 0, 6, 0], [3, 8, 2, 8]]
+    assert counts_after([[four, [], four, []], [[], four, [], four]], [3.0, 1.0]) == [[2, 0, 2, 0], [2, 4, 2, 4]]
+
+
+def test_guests_go_home_first():
+    guest = [[[0, 1, 2, 3, 4], [9]], [[], [5, 6, 7, 8]]]
+    assert next(moves(guest, np.array([2.0, 1.0]))) == (0, 1, 1)
+
+
+def test_speeds_are_smoothed_and_the_first_look_does_not_count(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("phalanx.sampling.balance.time.monotonic", lambda: now[0])
+    speeds, rows = Speeds(1.0), [[[0, 1]], [[2, 3]]]
+    assert not speeds.due()
+    now[0] = 1.0
+    assert speeds.due()
+    assert speeds.look(rows, np.array([9.0, 1.0])) is None  # who was longer at the start says nothing
+    speeds.looked(np.array([9.0, 1.0]))
+    assert not speeds.due()
+    now[0] = 1.0 + 1.25
+    assert speeds.due()
+    assert speeds.look(rows, np.array([10.0, 2.0])).tolist() == [0.5, 0.5]
+    speeds.looked(np.array([10.0, 2.0]))
+    cost = speeds.look(rows, np.array([16.0, 4.0]))  # three times as slow, four seconds on average
+    assert cost.tolist() == [0.625, 0.375]
+    for _ in range(20):
+        speeds.looked(np.zeros(2))
+    assert speeds.interval == 8.0
+
+
+def test_without_an_interval_nothing_is_due():
+    assert not Speeds(0.0).due()
+
+
+@pytest.mark.parametrize(("squads", "frame"), [(1, "104x80"), (2, "104x80"), (2, "84x84")])
+def test_moved_environments_go_on_as_before(squads, frame):
+    factory = MakeEnv(AtariConfig("breakout", frame=frame, episodic_life=True, max_steps=40), 2)
     reference = SerialEnvs(factory, 8, 2 * squads)
     envs = ProcessEnvs(factory, 2, 4, 2, squads=squads, balance=1e-9)
     actions = np.random.default_rng(0).integers(4, size=(90, 8))

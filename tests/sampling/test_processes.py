@@ -18,7 +18,7 @@ from phalanx.config import AtariConfig, ToyConfig
 from phalanx.errors import RunError
 from phalanx.registry import MakeEnv
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.sampling.serial import SerialEnvs, SlotRules
+from phalanx.sampling.serial import SerialEnvs, Slot, SlotRules
 
 
 def play(envs, steps, seed=0):
@@ -145,6 +145,36 @@ def test_a_death_is_an_event(fault, groups, squads):
     assert "last actions" in story
     expected = {"raise": "the simulator fell over", "kill": "SIGKILL", "segfault": "SIGSEGV", "hang": "gave no step"}
     assert expected[fault] in story
+
+
+def test_a_death_after_environments_have_moved_is_an_event_too():
+    reports = []
+    envs = ProcessEnvs(LedgerFactory(), 2, 4, 2, squads=2, balance=1e-9, report=reports.append)
+    try:
+        play(envs, 5)
+        for _ in range(2):  # the first look sets the scale, the second moves
+            envs.exchange.busy[:] += [3.0, 1.0]
+            envs.balance()
+        guests = [row for group in (0, 2) for row in envs.rows[1][group]]
+        assert guests
+        os.kill(envs.workers[1].process.pid, signal.SIGKILL)
+        rows, _ = play(envs, 12)
+    finally:
+        envs.close()
+    cut = {row for row, deliveries in enumerate(rows) if any(flags[-1] for _, flags in deliveries)}
+    assert cut == {row for group in envs.rows[1] for row in group}
+    assert len(reports) == 1
+
+
+def test_a_fresh_successor_still_cuts_after_it_has_moved():
+    rules = SlotRules()
+    factory = LedgerFactory()
+    envs = SerialEnvs(factory, 1, 1, rules)
+    slot = envs.slots[0]
+    slot.incarnation = 1
+    envs.slots[0] = Slot(0, factory(0, 1), envs.buffer, rules)
+    envs.slots[0].restore(slot.state())
+    assert envs.recv(0).cut.tolist() == [True]
 
 
 def test_a_worker_killed_from_outside_is_replaced():

@@ -1,0 +1,76 @@
+"""Who runs where: squads that divide, and workers that start before it is known whether torch has a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from phalanx.__main__ import main
+from phalanx.presets import preset
+from phalanx.sampling import placement
+from phalanx.sampling.placement import place, start_early
+
+
+@pytest.mark.parametrize(
+    ("workers", "environments", "asked", "squads"),
+    [
+        (16, 128, 4, 4),
+        (16, 128, 0, 16),
+        (16, 128, 5, 4),
+        (15, 120, 4, 3),
+        (15, 120, 5, 5),
+        (15, 30, 0, 15),
+        (1, 8, 4, 1),
+    ],
+)
+def test_as_many_squads_as_divide(workers, environments, asked, squads):
+    base = preset("pong-fast")
+    sampler = dataclasses.replace(base.sampler, workers=workers, environments=environments, squads=asked, groups=2)
+    assert place(dataclasses.replace(base, sampler=sampler), "cuda").squads == squads
+
+
+def test_environments_must_divide_among_groups_and_squads():
+    base = preset("pong-fast")
+    sampler = dataclasses.replace(base.sampler, workers=4, environments=12, squads=4, groups=2)
+    assert place(dataclasses.replace(base, sampler=sampler), "cuda").squads == 2
+
+
+def test_without_a_gpu_nothing_starts_early(monkeypatch):
+    monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/nowhere"))
+    assert start_early(preset("pong-fast"), print) is None
+
+
+def test_with_a_gpu_the_workers_start_early_unless_the_run_is_for_the_cpu(monkeypatch):
+    monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/"))
+    monkeypatch.setattr(placement, "start_workers", lambda experiment, device, report: device)
+    base = preset("pong-fast")
+    assert start_early(base, print) == "cuda"
+    assert start_early(preset("ppo-catch"), print) is None  # serial
+    on_cpu = dataclasses.replace(base, run=dataclasses.replace(base.run, device="cpu"))
+    assert start_early(on_cpu, print) is None
+
+
+class Early:
+    """Stands for workers that were started."""
+
+    closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+CATCH = ["train", "ppo-catch", "--topology", "synchronous", "--sampler.workers", "1", "--run.device", "cpu"]
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 0), (["--run.name", "a/\0"], None)])
+def test_early_workers_are_closed_when_torch_has_no_gpu_for_them_and_on_errors(flags, code, tmp_path, monkeypatch):
+    early = Early()
+    monkeypatch.setattr(placement, "start_early", lambda experiment, report: early)
+    arguments = [*CATCH, "--run.steps", "500", "--run.directory", str(tmp_path), *flags]
+    if code is None:
+        with pytest.raises(ValueError, match="null"):
+            main(arguments)
+    else:
+        assert main(arguments) == code
+    assert early.closed == 1
