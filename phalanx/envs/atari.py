@@ -58,7 +58,7 @@ class StartStates:
             return self._starts[boot, noops]
 
     def fill(self, noops: int) -> None:
-        """Make all with up to so many frames, in less than a tenth of a second, so that no step ever waits for one."""
+        """Make all with up to so many frames, in about a tenth of a second, so that no step ever waits for one."""
         for boot in range(BOOTS):
             self.get(boot, noops)
 

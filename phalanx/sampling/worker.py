@@ -218,7 +218,7 @@ def let_owner_finish() -> None:
 
 
 def keep_garbage_rare() -> None:
-    """What is there by now stays, and steps leave no cycles behind: looking for garbage as often as usual costs 1 %."""
+    """What is there by now stays, and steps leave no cycles behind: the usual search for garbage shows in a profile."""
     gc.freeze()
     gc.set_threshold(100_000)
 
