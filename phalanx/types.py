@@ -104,6 +104,15 @@ class Rollout(Struct):
     def environments(self) -> int:
         return int(self.action.shape[1])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the few true last frames, which only a replay memory reads."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("last_frames", "version")}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what another one of the same size holds."""
+        for name, value in tensors.items():
+            getattr(self, name).copy_(value)
+
     @property
     def stacks(self) -> Tensor:
         """[T+1, B, S, *frame], a view: stacks[t, b] are the S frames the policy saw."""

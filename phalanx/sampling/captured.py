@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.sampling.collector import Collector
+from phalanx.sampling.collector import Collector, Meanwhile
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvStep, Progress, Rollout
 
@@ -32,32 +32,32 @@ class CapturedCollector(Collector):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        exchange = self.envs.exchange
-        lock_pages(exchange.memory_array)
-        groups = self.envs.groups
-        self.step = [torch_step(exchange.step[rows]) for rows in groups]
-        self.published = [torch.from_numpy(exchange.action[rows]) for rows in groups]
-        self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
+        exchange, groups = self.envs.exchange, self.groups
+        self.step = {g: torch_step(exchange.step[self.envs.groups[g]]) for g in groups}
+        self.published = {g: torch.from_numpy(exchange.action[self.envs.groups[g]]) for g in groups}
+        self.t = {g: torch.zeros(1, dtype=torch.int64, device=self.device) for g in groups}
         self.depth = torch.arange(self.stack, device=self.device)
         self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
-        self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
+        self.answered = {g: torch.cuda.Event(blocking=True) for g in groups}
         self.stream = torch.cuda.Stream(priority=-1)
         self.capturing = torch.cuda.Stream(priority=-1)
 
-    def close(self) -> None:
-        unlock_pages(self.envs.exchange.memory_array)
-
-    def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
-        before = torch.cuda.current_stream()
-        self.stream.wait_stream(before)
+    def begin(self, progress: Progress) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            rollout = super().collect(progress, meanwhile)
-        before.wait_stream(self.stream)
-        return rollout
+            super().begin(progress)
+
+    def end(self, progress: Progress) -> Rollout:
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return super().end(progress)
+
+    def state(self) -> dict[str, Any]:
+        self.stream.synchronize()
+        return super().state()
 
     def _carry_over(self) -> None:
         super()._carry_over()
-        for t in self.t:
+        for t in self.t.values():
             t.zero_()
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
@@ -65,28 +65,34 @@ class CapturedCollector(Collector):
         if t == 0:
             super()._write(group, t, step)
 
-    def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
+    def _ask(self, group: int, t: int, meanwhile: Meanwhile) -> None:
         started = time.perf_counter()
-        self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
-        self.answered[group].record()
+        with torch.cuda.stream(self.stream):
+            self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
+            self.answered[group].record()
         self.timing.add("infer", time.perf_counter() - started)
         meanwhile()
 
     def _is_answered(self, group: int) -> bool:
         return bool(self.answered[group].query())
 
-    def _await_answer(self, group: int) -> None:
+    def await_answer(self) -> None:
         started = time.perf_counter()
-        self.answered[group].synchronize()
+        self.answered[self.asked[0]].synchronize()
         self.timing.add("infer", time.perf_counter() - started)
 
-    def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
+    def _send(self, group: int, meanwhile: Meanwhile) -> None:
         started = time.perf_counter()
         self.envs.send(group, self.envs.exchange.action[self.envs.groups[group]])
         self.timing.add("env", time.perf_counter() - started)
 
     def _bootstrap(self, group: int) -> None:
-        self._run("end", group, lambda: self._captured_end(group))
+        with torch.cuda.stream(self.stream):
+            self._run("end", group, lambda: self._captured_end(group))
+
+    def _truncated(self, step: EnvStep, rows: slice, t: int) -> None:
+        with torch.cuda.stream(self.stream):
+            super()._truncated(step, rows, t)
 
     def _captured_step(self, group: int, received: bool) -> None:
         if received:
@@ -95,11 +101,11 @@ class CapturedCollector(Collector):
 
     def _captured_end(self, group: int) -> None:
         self._captured_write(group)
-        rows, t = self.envs.groups[group], self.t[group]
+        rows, t = self.rows[group], self.t[group]
         self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
 
     def _captured_write(self, group: int) -> None:
-        rollout, rows, step, t = self.rollout, self.envs.groups[group], self.step[group], self.t[group]
+        rollout, rows, step, t = self.rollout, self.rows[group], self.step[group], self.t[group]
         frame = self.decode(step["observation"].to(self.device, non_blocking=True))
         first = step["first"].to(self.device, non_blocking=True)
         longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
@@ -111,9 +117,9 @@ class CapturedCollector(Collector):
         rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(first, 1)[None])
 
     def _captured_act(self, group: int) -> None:
-        rollout, rows, t = self.rollout, self.envs.groups[group], self.t[group]
+        rollout, rows, t = self.rollout, self.rows[group], self.t[group]
         noise = self.noise[:, rows].index_select(0, t)[0]
-        output = self.policy.act(*self._seen(group), noise, rows)
+        output = self.policy.act(*self._seen(group), noise, self.envs.groups[group])
         self.published[group].copy_(output.action, non_blocking=True)
         rollout.action[:, rows].index_copy_(0, t, output.action[None])
         rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
@@ -121,7 +127,7 @@ class CapturedCollector(Collector):
 
     def _seen(self, group: int) -> tuple[Tensor, Tensor]:
         """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
-        rows, t = self.envs.groups[group], self.t[group]
+        rows, t = self.rows[group], self.t[group]
         stacks = self.rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
         return stacks, self.rollout.history[:, rows].index_select(0, t)[0]
 

@@ -68,7 +68,7 @@ def place(experiment: Experiment, device: str) -> Placement:
     squads = max(
         number
         for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)
-        if workers % number == 0 and environments % (number * experiment.sampler.groups) == 0
+        if workers % number == 0 and environments % (number * experiment.sampler.all_groups) == 0
     )
     return Placement(workers, environments // workers, pinned, threads, squads, balance)
 
@@ -88,7 +88,7 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         MakeEnv(env, experiment.run.seed, raw),
         placement.workers,
         placement.envs_per_worker,
-        sampler.groups,
+        sampler.all_groups,
         slot_rules(experiment),
         squads=placement.squads,
         timeout=sampler.step_timeout,

@@ -148,6 +148,7 @@ class ProcessEnvs:
         self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self.rollouts = 0
         self.deaths = 0
         self.started = False
         self.closed = False
@@ -159,6 +160,10 @@ class ProcessEnvs:
         except BaseException:
             self.close()
             raise
+
+    def begin(self, groups: Sequence[int]) -> None:
+        self.rollouts += 1
+        self.exchange.turn[list(groups)] = self.rollouts
 
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
@@ -194,10 +199,13 @@ class ProcessEnvs:
         self.exchange.action[self.groups[group]] = actions
         self._request(group)
 
+    def needs_rest(self) -> bool:
+        return self.speeds.due()
+
     def balance(self) -> None:
         """Between rollouts: move environments from workers on slow cores to those on fast ones. Where an environment
         is simulated changes nothing about it."""
-        if not self.speeds.due():
+        if not self.speeds.due() or (self.exchange.request != self.exchange.done).any():
             return
         cost = self.speeds.look(self.rows, self.exchange.busy)
         gone: dict[int, list[int]] = defaultdict(list)

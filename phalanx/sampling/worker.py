@@ -78,15 +78,17 @@ class Worker:
                 self.sleep(None)
 
     def serve_groups(self) -> bool:
-        """One pass over the groups, the longest waiting first; was anything asked for?"""
+        """Serve guests, then one group: of those asked for the one whose rollout began first, then the longest
+        waiting; was anything asked for?"""
         started = time.perf_counter()
         served = self.serve_guests()
-        for group in tuple(self.home):
-            if self.groups[group] and self._asked(group):
-                self.serve_group(group)
-                self.home.remove(group)
-                self.home.append(group)
-                served = True
+        asked = [group for group in self.home if self.groups[group] and self._asked(group)]
+        if asked:
+            group = min(asked, key=self.exchange.turn.__getitem__)
+            self.serve_group(group)
+            self.home.remove(group)
+            self.home.append(group)
+            served = True
         if served:
             self.exchange.busy[self.orders.worker] += time.perf_counter() - started
         return served
