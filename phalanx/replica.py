@@ -24,7 +24,7 @@ from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_rule
 from phalanx.registry import make_algorithm, make_experience, make_network, make_policy
 from phalanx.replay.experience import Latest
-from phalanx.runtime.device import Compute
+from phalanx.runtime.device import Compute, on_stream
 from phalanx.sampling.collector import Collector, allocate_rollout
 from phalanx.sampling.relay import Relay
 from phalanx.seams import VectorEnvs
@@ -229,12 +229,13 @@ class OverlappedReplica(Replica):
 
     def _acting_model(self) -> nn.Module:
         model: nn.Module = copy.deepcopy(self.model)
-        self.acting.append(self._flatten(model))
+        rounded = large_layers(model) if self.compute.bfloat16 else ()  # once a rollout, not at every step
+        self.acting.append(FlatParameters(model, rounded=rounded))
         return model
 
     def _begin(self, collector: Collector) -> None:
         """Under the newest parameters, as they are after the updates the learner's stream has still to make."""
-        with torch.cuda.stream(self.learning):
+        with on_stream(self.learning):
             acting = self.acting[self.relay.collectors.index(collector)]
             acting.flat.copy_(self.parameters.flat)
             acting.refresh()
@@ -242,7 +243,7 @@ class OverlappedReplica(Replica):
 
     def _update(self, count: int) -> None:
         """The next updates, on the learner's stream, if there are any."""
-        with torch.cuda.stream(self.learning):
+        with on_stream(self.learning):
             for _ in range(count):
                 if self.updates is not None and next(self.updates, self) is self:
                     self.updates = None

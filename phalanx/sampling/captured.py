@@ -4,8 +4,9 @@
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
 writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
-All of it runs on a stream that goes before the learner's. While the device works, the next group that is back is
-served, and whatever is to be done meanwhile is done.
+Each group has a stream, all of which go before the learner's: a step is a chain of many small kernels, and several
+chains take hardly longer than one. While the device works, the next group that is back is served, and whatever is to
+be done meanwhile is done.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.runtime.device import on_stream
 from phalanx.sampling.collector import Collector, Meanwhile
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvStep, Progress, Rollout
@@ -33,26 +35,28 @@ class CapturedCollector(Collector):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         exchange, groups = self.envs.exchange, self.groups
-        self.step = {g: torch_step(exchange.step[self.envs.groups[g]]) for g in groups}
-        self.published = {g: torch.from_numpy(exchange.action[self.envs.groups[g]]) for g in groups}
+        self.step = {g: mapped_step(exchange.step[self.envs.groups[g]], self.device) for g in groups}
+        self.published = {g: mapped(exchange.action[self.envs.groups[g]], self.device) for g in groups}
         self.t = {g: torch.zeros(1, dtype=torch.int64, device=self.device) for g in groups}
         self.depth = torch.arange(self.stack, device=self.device)
         self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self.answered = {g: torch.cuda.Event(blocking=True) for g in groups}
-        self.stream = torch.cuda.Stream(priority=-1)
-        self.capturing = torch.cuda.Stream(priority=-1)
+        self.streams = {g: torch.cuda.Stream(priority=-1) for g in groups}
+        self.capturing = {g: torch.cuda.Stream(priority=-1) for g in groups}
 
     def begin(self, progress: Progress) -> None:
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            super().begin(progress)
+        super().begin(progress)
+        for stream in self.streams.values():
+            stream.wait_stream(torch.cuda.current_stream())
 
     def end(self, progress: Progress) -> Rollout:
-        torch.cuda.current_stream().wait_stream(self.stream)
+        for stream in self.streams.values():
+            torch.cuda.current_stream().wait_stream(stream)
         return super().end(progress)
 
     def state(self) -> dict[str, Any]:
-        self.stream.synchronize()
+        for stream in self.streams.values():
+            stream.synchronize()
         return super().state()
 
     def _carry_over(self) -> None:
@@ -67,9 +71,8 @@ class CapturedCollector(Collector):
 
     def _ask(self, group: int, t: int, meanwhile: Meanwhile) -> None:
         started = time.perf_counter()
-        with torch.cuda.stream(self.stream):
-            self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
-            self.answered[group].record()
+        self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
+        self.answered[group].record(self.streams[group])
         self.timing.add("infer", time.perf_counter() - started)
         meanwhile()
 
@@ -87,12 +90,11 @@ class CapturedCollector(Collector):
         self.timing.add("env", time.perf_counter() - started)
 
     def _bootstrap(self, group: int) -> None:
-        with torch.cuda.stream(self.stream):
-            self._run("end", group, lambda: self._captured_end(group))
+        self._run("end", group, lambda: self._captured_end(group))
 
-    def _truncated(self, step: EnvStep, rows: slice, t: int) -> None:
-        with torch.cuda.stream(self.stream):
-            super()._truncated(step, rows, t)
+    def _truncated(self, group: int, t: int, step: EnvStep) -> None:
+        with on_stream(self.streams[group]):
+            super()._truncated(group, t, step)
 
     def _captured_step(self, group: int, received: bool) -> None:
         if received:
@@ -106,21 +108,19 @@ class CapturedCollector(Collector):
 
     def _captured_write(self, group: int) -> None:
         rollout, rows, step, t = self.rollout, self.rows[group], self.step[group], self.t[group]
-        frame = self.decode(step["observation"].to(self.device, non_blocking=True))
-        first = step["first"].to(self.device, non_blocking=True)
+        frame = self.decode(step["observation"])
         longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
         for name in ("reward", "terminated", "truncated", "cut"):
-            value = step[name].to(self.device, non_blocking=True)
-            getattr(rollout, name)[:, rows].index_copy_(0, t, value[None])
+            getattr(rollout, name)[:, rows].index_copy_(0, t, step[name][None])
         t.add_(1)
         rollout.frames[:, rows].index_copy_(0, t + (self.stack - 1), frame[None])
-        rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(first, 1)[None])
+        rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(step["first"], 1)[None])
 
     def _captured_act(self, group: int) -> None:
         rollout, rows, t = self.rollout, self.rows[group], self.t[group]
         noise = self.noise[:, rows].index_select(0, t)[0]
         output = self.policy.act(*self._seen(group), noise, self.envs.groups[group])
-        self.published[group].copy_(output.action, non_blocking=True)
+        self.published[group].copy_(output.action)
         rollout.action[:, rows].index_copy_(0, t, output.action[None])
         rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
         rollout.value[:, rows].index_copy_(0, t, output.value[None])
@@ -133,30 +133,35 @@ class CapturedCollector(Collector):
 
     def _run(self, name: str, group: int, work: Callable[[], None]) -> None:
         """Replay a graph; capture it at its first use. Captured work may run twice before: it must not count."""
-        graph = self.graphs.get((name, group))
-        if graph is None:
-            t = self.t[group].clone()
-            graph = capture(work, lambda: self.t[group].copy_(t), self.capturing)
-            self.graphs[name, group] = graph
-        graph.replay()
+        with on_stream(self.streams[group]):
+            graph = self.graphs.get((name, group))
+            if graph is None:
+                t = self.t[group].clone()
+                graph = capture(work, lambda: self.t[group].copy_(t), self.capturing[group])
+                self.graphs[name, group] = graph
+            graph.replay()
 
 
 def capture(work: Callable[[], None], undo: Callable[[], Any], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted.
 
-    Libraries keep scratch memory per stream, and graphs that run side by side must not share it: the collector and
-    the learner capture on streams of their own. The graph keeps the stream's priority.
+    Libraries keep scratch memory per stream, and graphs that run side by side must not share it: each group and the
+    learner capture on streams of their own. The graph keeps the stream's priority. `torch.cuda.graph` would
+    first give all unused memory back to the driver, each time anew.
     """
     stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
             work()
             undo()
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
     return graph
 
 
@@ -171,6 +176,20 @@ def unlock_pages(memory: np.ndarray) -> None:
     torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
 
-def torch_step(step: EnvStep) -> dict[str, Tensor]:
-    """The arrays of a step as tensors over the same memory."""
-    return {name: torch.from_numpy(array) for name, array in vars(step).items()}
+class _Mapped:
+    """Page-locked memory as torch wants to be told of memory the device can reach."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__cuda_array_interface__ = array.__array_interface__
+
+
+def mapped(array: np.ndarray, device: torch.device) -> Tensor:
+    """Page-locked memory as a tensor of the device, which reads and writes it without a copy in between."""
+    plain = array.view(np.uint8) if array.dtype == np.bool_ else array
+    tensor = torch.as_tensor(_Mapped(plain), device=device)
+    return tensor.view(torch.bool) if array.dtype == np.bool_ else tensor
+
+
+def mapped_step(step: EnvStep, device: torch.device) -> dict[str, Tensor]:
+    """The arrays of a step as such tensors."""
+    return {name: mapped(array, device) for name, array in vars(step).items()}

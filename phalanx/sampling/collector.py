@@ -183,7 +183,7 @@ class Collector:
         self._write(group, t, step)
         if t > 0:
             if step.truncated.any():
-                self._truncated(step, self.rows[group], t)
+                self._truncated(group, t, step)
             if step.first.any():
                 self.ended.append((t, group, step.score[~np.isnan(step.score)].tolist()))
 
@@ -216,9 +216,9 @@ class Collector:
         rollout, rows, t = self.rollout, self.rows[group], self.horizon
         rollout.value[t, rows] = self.policy.value(rollout.stacks[t, rows], rollout.history[t, rows])
 
-    def _truncated(self, step: EnvStep, rows: slice, t: int) -> None:
+    def _truncated(self, group: int, t: int, step: EnvStep) -> None:
         """The value of the true last observation of each episode that was cut short at step t - 1."""
-        rollout = self.rollout
+        rollout, rows = self.rollout, self.rows[group]
         ended = torch.from_numpy(np.flatnonzero(step.truncated)).to(self.device)
         last = self.decode(self._here(step.last_observation)[ended])
         older = rollout.frames[t : t + self.stack - 1, rows].transpose(0, 1)[ended]

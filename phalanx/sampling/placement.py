@@ -29,6 +29,7 @@ class Placement:
     cores: list[int] | None  # one per worker; None: not pinned
     owner_threads: int
     squads: int = 1
+    yielding: bool = False  # do workers leave their core to the owner whenever it wakes?
     balance: float = 0.0  # seconds between two attempts to balance the workers
 
     def describe(self) -> str:
@@ -70,7 +71,9 @@ def place(experiment: Experiment, device: str) -> Placement:
         for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)
         if workers % number == 0 and environments % (number * experiment.sampler.all_groups) == 0
     )
-    return Placement(workers, environments // workers, pinned, threads, squads, balance)
+    # beside a GPU the owner works for moments only, but everyone waits for it
+    yielding = device == "cuda" and workers >= count
+    return Placement(workers, environments // workers, pinned, threads, squads, yielding, balance)
 
 
 def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
@@ -94,6 +97,7 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
+        yielding=placement.yielding,
         balance=placement.balance,
         report=report,
     )

@@ -35,6 +35,9 @@ from phalanx.types import EnvStep
 START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
+# Ctrl-C is for the owner, even while a worker is still starting. A session of its own (before Python 3.11) would do,
+# but Linux may share out cores by session, and then the owner's wake-ups have no precedence over the workers.
+APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class WorkerHandle:
@@ -60,7 +63,7 @@ class WorkerHandle:
             pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
             env=environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
+            **APART,
         )
         theirs.close()
         self.death_watch = os.pidfd_open(self.process.pid)
@@ -128,6 +131,7 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
+        yielding: bool = False,
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -136,6 +140,7 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
+        self.yielding = yielding
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
@@ -301,6 +306,7 @@ class ProcessEnvs:
             home=home_groups(handle.number, self.layout, self.squads),
             rules=self.rules,
             core=core,
+            yielding=self.yielding,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wake=self.owner_wake,

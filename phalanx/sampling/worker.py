@@ -41,6 +41,7 @@ class Orders:
     home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
     rules: SlotRules
     core: int | None
+    yielding: bool  # does it leave its core to the owner whenever that wakes?
     memory: int  # descriptors
     wake: int
     owner_wake: int
@@ -213,10 +214,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def let_owner_finish() -> None:
-    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers."""
+def let_owner_finish(yielding: bool) -> None:
+    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers. A yielding
+    one leaves it at once when the owner wakes, where all would wait for it otherwise."""
     with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_IDLE if yielding else os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_garbage_rare() -> None:
@@ -235,7 +237,7 @@ def main() -> None:
             return
         if orders.core is not None:
             os.sched_setaffinity(0, {orders.core})
-        let_owner_finish()
+        let_owner_finish(orders.yielding)
         worker = Worker(orders, control)
         keep_garbage_rare()
         send(control, "ready")
