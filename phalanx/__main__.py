@@ -12,6 +12,7 @@ from phalanx.errors import RunError, UserError, unknown
 
 if TYPE_CHECKING:
     from phalanx.config import Experiment
+    from phalanx.types import EnvSpec
 
 USAGE = """usage: phalanx COMMAND ...
 
@@ -71,7 +72,7 @@ def train(arguments: list[str]) -> int:
         from phalanx.runtime.device import choose_compute
         from phalanx.session import Session, new_directory, run_checkpoints
 
-        check_pieces(experiment)
+        check_pieces(experiment, None if early is None else early.spec.seen)
         if early is not None and choose_compute(experiment.run).device.type != "cuda":
             early.close()  # torch cannot use the GPU: they would only be in the way
             early = None
@@ -262,8 +263,9 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
     return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
 
 
-def check_pieces(experiment: Experiment) -> None:
-    """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists."""
+def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
+    """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
+    where workers have made some."""
     import dataclasses
 
     from phalanx.registry import MakeEnv, make_network
@@ -271,10 +273,12 @@ def check_pieces(experiment: Experiment) -> None:
     from phalanx.sampling.placement import place
 
     place(experiment, choose_compute(experiment.run).device.type)
-    env = MakeEnv(experiment.env, experiment.run.seed)(0)
+    if spec is None:
+        env = MakeEnv(experiment.env, experiment.run.seed)(0)
+        spec = env.spec
+        env.close()
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
-    make_network(dataclasses.replace(experiment, model=quick), env.spec)
-    env.close()
+    make_network(dataclasses.replace(experiment, model=quick), spec)
 
 
 def positive(value: int, name: str) -> int:

@@ -34,7 +34,7 @@ class CapturedUpdate:
         loss, norm = learner.gradient(gathered(self.batch), learner.scalars)
         total = loss.total.detach()
         finite = torch.isfinite(total + norm)
-        learner.parameters.grad.copy_(torch.where(finite, learner.parameters.grad, 0.0))
+        learner.parameters.grad.masked_fill_(~finite, 0.0)
         learner.store.apply(learner.parameters.grad, learner.rate * finite)
         logged = {**loss.metrics, "loss/total": total, "loss/gradient_norm": norm}
         learner.names = list(logged)

@@ -37,14 +37,15 @@ class A2C:
         log_probs, probs = log_probabilities(logits, config.log_floor)
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
+        share = mean_shares(batch.weight)
         advantage = batch.advantage
         if config.normalize_advantage:
-            advantage = normalised(advantage, batch.weight)
+            advantage = normalised(advantage, share)
         if config.importance:
             advantage = advantage * (chosen.detach() - batch.log_prob).clamp(max=0.0).exp()
-        policy_loss = reduce(-chosen * advantage, batch.weight, config.reduction)
-        value_loss = reduce((batch.returns - value).square(), batch.weight, config.reduction)
-        entropy_bonus = reduce(entropy, batch.weight, config.reduction)
+        rows = torch.stack([-chosen * advantage, (batch.returns - value).square(), entropy])
+        factors = share if config.reduction == "mean" else batch.weight
+        policy_loss, value_loss, entropy_bonus = (rows * factors).sum(1)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy_bonus
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_bonus}
         return Loss(config.loss_scale * total, {name: metric.detach() for name, metric in metrics.items()})
@@ -57,14 +58,12 @@ def log_probabilities(logits: Tensor, floor: float = 0.0) -> tuple[Tensor, Tenso
     return (torch.log(probs + floor), probs) if floor > 0 else (log_probs, probs)
 
 
-def reduce(rows: Tensor, weight: Tensor, how: str) -> Tensor:
-    """Weighted sum of rows, divided by the total weight if `how` is mean."""
-    total = (rows * weight).sum()
-    return total / weight.sum().clamp(min=1.0) if how == "mean" else total
+def mean_shares(weight: Tensor) -> Tensor:
+    """What each row contributes to a mean over the rows that count."""
+    return weight / weight.sum().clamp(min=1.0)
 
 
-def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
+def normalised(advantage: Tensor, share: Tensor) -> Tensor:
     """Zero mean and unit deviation over the rows that count."""
-    mean = reduce(advantage, weight, "mean")
-    deviation = reduce((advantage - mean).square(), weight, "mean").sqrt()
-    return (advantage - mean) / (deviation + 1e-8)
+    centred = advantage - (advantage * share).sum()
+    return centred / ((centred.square() * share).sum().sqrt() + 1e-8)

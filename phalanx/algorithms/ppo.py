@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.algorithms.a2c import log_probabilities, normalised, reduce
+from phalanx.algorithms.a2c import log_probabilities, mean_shares, normalised
 from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import PPOConfig
@@ -56,24 +56,26 @@ class PPO:
         log_probs, probs = log_probabilities(logits)
         log_ratio = log_probs.gather(1, batch.action[:, None]).squeeze(1) - batch.log_prob
         ratio = log_ratio.exp()
+        share = mean_shares(batch.weight)
         advantage = batch.advantage
         if config.normalize_advantage:
-            advantage = normalised(advantage, batch.weight)
-        clipped = ratio.clamp(1 - clip, 1 + clip)
-        policy_loss = -reduce(torch.minimum(ratio * advantage, clipped * advantage), batch.weight, "mean")
+            advantage = normalised(advantage, share)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         value_error = (value - batch.returns).square()
         if config.value_clip:
             near = batch.value + (value - batch.value).clamp(-clip, clip)
             value_error = torch.maximum(value_error, (near - batch.returns).square())
-        value_loss = 0.5 * reduce(value_error, batch.weight, "mean")
-        entropy = reduce(-(probs * log_probs).sum(1), batch.weight, "mean")
+        # one pass over all of them: on a GPU so few rows cost less than a launch
+        rows = [
+            -surrogate,
+            0.5 * value_error,
+            -(probs * log_probs).sum(1),
+            (ratio - 1 - log_ratio).detach(),
+            ((ratio - 1).abs() > clip).float(),
+        ]
+        means = (torch.stack(rows) * share).sum(1)
+        policy_loss, value_loss, entropy = means[:3]
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        with torch.no_grad():
-            metrics = {
-                "loss/policy": policy_loss.detach(),
-                "loss/value": value_loss.detach(),
-                "loss/entropy": entropy.detach(),
-                "loss/kl": reduce(ratio - 1 - log_ratio, batch.weight, "mean"),
-                "loss/clipped": reduce(((ratio - 1).abs() > clip).float(), batch.weight, "mean"),
-            }
+        names = ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/clipped")
+        metrics = dict(zip(names, means.detach(), strict=True))
         return Loss(total, metrics)

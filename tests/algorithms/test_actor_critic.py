@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.algorithms.a2c import A2C, normalised
+from phalanx.algorithms.a2c import A2C, mean_shares, normalised
 from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
@@ -78,5 +78,5 @@ def test_rows_of_weight_zero_count_for_nothing(setting):
 
 def test_normalised_advantages_have_no_mean_and_unit_deviation_over_the_rows_that_count():
     advantage, weight = torch.tensor([1.0, 5.0, 3.0, 100.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
-    rows = normalised(advantage, weight)[:3]
+    rows = normalised(advantage, mean_shares(weight))[:3]
     assert torch.allclose(rows, torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5))
