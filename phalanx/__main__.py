@@ -27,16 +27,7 @@ USAGE = """usage: phalanx COMMAND ...
   --debug                   show the whole traceback of an error
   train PRESET --help       every flag of a preset"""
 
-KEPT = (
-    "env.",
-    "model.",
-    "sampler.environments",
-    "sampler.shifts",
-    "optimizer.rule",
-    "run.seed",
-    "run.name",
-    "run.directory",
-)
+KEPT = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
 """Values that a resumed run cannot change."""
 
 

@@ -191,9 +191,10 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
 def inference_speed(experiment: Experiment, seconds: float) -> float:
     """Steps per second with the network choosing the actions and nothing learnt."""
     with running_replica(experiment) as replica:
-        warm_up_until(replica.sample, 1.0)
+        collect = lambda: replica.collector.collect(replica.progress)  # noqa: E731
+        warm_up_until(collect, 1.0)
         steps, start = replica.progress.steps, time.perf_counter()
-        warm_up_until(replica.sample, seconds)
+        warm_up_until(collect, seconds)
         return (replica.progress.steps - steps) / (time.perf_counter() - start)
 
 

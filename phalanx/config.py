@@ -276,10 +276,6 @@ class SamplerConfig:
     """Workers wait for each other within a squad only. Each squad has groups of its own, and whichever is ready is
     served: good where cores differ in speed and inference is cheap. Where workers or environments do not divide, the
     next smaller number that does is taken. 0: every worker is a squad."""
-    shifts: int = 1
-    """2: environments work in two shifts that take turns, rollout by rollout; the next one begins in the gaps of this
-    one, so that nobody waits for the slowest at a rollout's end. A rollout then has half of the environments. Needs
-    `topology.overlap` and an algorithm that learns from the newest rollout."""
     decorrelation: int = 0
     """Each environment takes a random number of random actions, up to this, before learning starts."""
     resets: Literal["swap", "wait"] = "swap"
@@ -289,6 +285,9 @@ class SamplerConfig:
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
     pin: bool = True
     """Pin each worker to a core where there are enough."""
+    spin: float = 0.0
+    """Milliseconds that workers and the owner of the model look for work before they sleep. A core that has slept is
+    slower for a while, in virtual machines above all; but one that looks for work is lost to everybody else."""
     balance: float = 1.0
     """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
     environments then move from slow cores to fast ones. 0 means never."""
@@ -298,17 +297,8 @@ class SamplerConfig:
     """Workers that may die before the run ends."""
 
     @property
-    def all_groups(self) -> int:
-        """Groups of each squad, over all shifts."""
-        return self.groups * self.shifts
-
-    @property
-    def rollout_environments(self) -> int:
-        return self.environments // self.shifts
-
-    @property
     def rollout_steps(self) -> int:
-        return self.rollout_environments * self.horizon
+        return self.environments * self.horizon
 
 
 @dataclass(frozen=True)
@@ -404,13 +394,12 @@ class Experiment:
         sampler = self.sampler
         if sampler.horizon or not sampler.batch:
             return self
-        together = sampler.environments // max(sampler.shifts, 1)
         _require(
-            together > 0 and sampler.batch % together == 0,
-            f"a batch of {sampler.batch} steps does not divide among {together} environments; choose a "
-            f"divisor of {sampler.batch}, such as {_nearest_divisor(sampler.batch, together)}",
+            sampler.environments > 0 and sampler.batch % sampler.environments == 0,
+            f"a batch of {sampler.batch} steps does not divide among {sampler.environments} environments; choose a "
+            f"divisor of {sampler.batch}, such as {_nearest_divisor(sampler.batch, sampler.environments)}",
         )
-        horizon = sampler.batch // together
+        horizon = sampler.batch // sampler.environments
         return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
 
     def validate(self) -> Experiment:
@@ -497,7 +486,7 @@ POSITIVE = (
     *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
 )
 NOT_NEGATIVE = (
-    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.max_deaths"),
+    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.spin", "sampler.max_deaths"),
     *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
     *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
 )
@@ -526,12 +515,10 @@ def _atari(experiment: Experiment) -> None:
 
 def _sampler(experiment: Experiment) -> None:
     sampler = experiment.sampler
-    _require(sampler.shifts in (1, 2), f"sampler.shifts is {sampler.shifts}, but must be 1 or 2")
-    shifts = f" in each of {sampler.shifts} shifts" if sampler.shifts > 1 else ""
     _require(
-        sampler.environments % sampler.all_groups == 0,
-        f"{sampler.environments} environments do not divide into {sampler.groups} groups{shifts}; "
-        f"use sampler.environments {_round_up(sampler.environments, sampler.all_groups)}",
+        sampler.environments % sampler.groups == 0,
+        f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
+        f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
     )
 
 
@@ -540,7 +527,7 @@ def _algorithm(experiment: Experiment) -> None:
     if isinstance(algorithm, PPOConfig):
         _require(
             rows % algorithm.minibatches == 0,
-            f"a rollout of {rows} steps ({experiment.sampler.rollout_environments} environments x "
+            f"a rollout of {rows} steps ({experiment.sampler.environments} environments x "
             f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
             f"choose a divisor of {rows}, such as {_nearest_divisor(rows, algorithm.minibatches)}",
         )
@@ -577,12 +564,6 @@ def _overlap(experiment: Experiment) -> None:
         _require(
             experiment.algorithm.importance,
             "topology.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
-        )
-    if experiment.sampler.shifts > 1:
-        _require(overlap, "sampler.shifts 2 needs learning beside collecting; add --topology.overlap True")
-        _require(
-            not isinstance(experiment.algorithm, DQNConfig),
-            "sampler.shifts 2 is for algorithms that learn from the newest rollout; use --sampler.shifts 1 with replay",
         )
 
 

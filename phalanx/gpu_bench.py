@@ -111,7 +111,7 @@ def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats:
     samples, limits, shares, busy = [], [], [], []
     per_worker = place(experiment, "cuda").envs_per_worker
     with running_replica(experiment) as replica:
-        action = replica.iterate if learn else replica.sample
+        action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
         while learn and replica.progress.updates == 0:
             action()

@@ -59,9 +59,8 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     return [
         (
             "rollout",
-            f"{sampler.rollout_environments} environments x {sampler.horizon} steps = {rows} steps, "
-            f"{groups} group(s), inference batches of {sampler.rollout_environments // groups}"
-            + (f", {sampler.shifts} shifts in turn" if sampler.shifts > 1 else ""),
+            f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
+            f"{groups} group(s), inference batches of {sampler.environments // groups}",
         ),
         (
             "learning",
@@ -74,8 +73,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
 def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     model = make_network(experiment, spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    sampler = experiment.sampler
-    rollout = rollout_bytes(spec, sampler.rollout_environments, experiment.env.stack, sampler.horizon) * sampler.shifts
+    rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
     replay = 0
     if isinstance(experiment.algorithm, DQNConfig):
         rows = experiment.algorithm.replay_size

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,7 +25,6 @@ from phalanx.registry import make_algorithm, make_experience, make_network, make
 from phalanx.replay.experience import Latest
 from phalanx.runtime.device import Compute, on_stream
 from phalanx.sampling.collector import Collector, allocate_rollout
-from phalanx.sampling.relay import Relay
 from phalanx.seams import VectorEnvs
 from phalanx.types import Progress, Rollout
 
@@ -40,29 +38,24 @@ class Replica:
         self.compute = compute
         self.progress = Progress()
         self.timing = Timing()
-        self.locked: np.ndarray | None = None  # memory of the environments that graphs read
         self.lag = 0  # versions between collecting and learning
         torch.manual_seed(experiment.run.seed)
         self.model = make_network(experiment, envs.spec.seen).to(compute.device)
         self.parameters = self._flatten(self.model)
         self.store = LocalStore(self.parameters, make_rule(experiment.optimizer))
+        self.policy = make_policy(experiment, self.model, compute)
         self.experience = make_experience(experiment, envs.spec.seen, compute.device)
-        self.generator = torch.Generator(compute.device).manual_seed(experiment.run.seed + 1)  # of all collectors
-        self.relay = Relay(self._make_collectors())
+        self.collector = self._make_collector()
         self.learner = self._make_learner()
 
     def iterate(self) -> None:
         """Collect a rollout, keep it, learn from it: the whole of reinforcement learning."""
         with self.compute.keep_casts():
-            rollout = self.sample()
+            rollout = self.collector.collect(self.progress)
         self.experience.put(rollout)
         self.lag = self.progress.version - rollout.version
         self.learner.learn(self.experience, self.progress)
         self.learner.check(self.progress)
-
-    def sample(self) -> Rollout:
-        """The next rollout, from which nothing is learnt yet."""
-        return self.relay.collect(self.progress, self._begin)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self.parameters.named_tensors()
@@ -70,10 +63,8 @@ class Replica:
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Everything a bit-identical continuation needs; without environments they begin new episodes, as they do if
         they have not begun at all."""
-        sampling = None
-        if with_envs and self.relay.primed:
-            self.relay.finish()
-            sampling = {"relay": self.relay.state(), "noise": self.generator.get_state(), "envs": self.envs.state()}
+        with_envs = with_envs and self.collector.primed
+        sampling = {"collector": self.collector.state(), "envs": self.envs.state()} if with_envs else None
         return {
             "progress": self.progress.state(),
             "store": self.store.state(),
@@ -90,62 +81,43 @@ class Replica:
         self.learner.restore(state["learner"])
         self.experience.restore(state["experience"], directory)
         if state["sampling"] is not None:
-            self.relay.restore(state["sampling"]["relay"])
-            self.generator.set_state(state["sampling"]["noise"])
+            self.collector.restore(state["sampling"]["collector"])
             self.envs.restore(state["sampling"]["envs"])
         else:
             self.experience.sever()
 
     def close(self) -> None:
         """Give back what the device holds of the environments' memory."""
-        if self.locked is not None:
-            from phalanx.sampling.captured import unlock_pages
-
-            unlock_pages(self.locked)
-
-    def _begin(self, collector: Collector) -> None:
-        collector.begin(self.progress)
-
-    def _acting_model(self) -> nn.Module:
-        """What a collector's policy asks."""
-        return self.model
+        self.collector.close()
 
     def _flatten(self, model: nn.Module) -> FlatParameters:
         """On a GPU the rounding is part of the graphs and costs nothing that matters."""
         rounds = self.compute.bfloat16 and self.compute.device.type == "cpu"
         return FlatParameters(model, rounded=large_layers(model) if rounds else ())
 
-    def _make_collectors(self) -> list[Collector]:
-        """One for each shift, with groups of its own."""
-        experiment, compute, envs = self.experiment, self.compute, self.envs
+    def _make_collector(self) -> Collector:
+        experiment, compute = self.experiment, self.compute
         kind: type[Collector] = Collector
-        exchange = getattr(envs, "exchange", None)
-        if compute.graphs and exchange is not None:
-            from phalanx.sampling.captured import CapturedCollector, lock_pages
+        if compute.graphs and hasattr(self.envs, "exchange"):
+            from phalanx.sampling.captured import CapturedCollector
 
-            kind, self.locked = CapturedCollector, exchange.memory_array
-            lock_pages(exchange.memory_array)
+            kind = CapturedCollector
         decode = None
-        if envs.spec.decoded is not None:
+        if self.envs.spec.decoded is not None:
             from phalanx.sampling.decode import ScreenDecoder
 
             assert isinstance(experiment.env, AtariConfig)
-            decode = ScreenDecoder(experiment.env, envs.spec.frame_shape[1], compute.device)
-        size = len(envs.groups) // experiment.sampler.shifts
-        return [
-            kind(
-                envs,
-                make_policy(experiment, self._acting_model(), compute),
-                experiment.env.stack,
-                experiment.sampler.horizon,
-                compute,
-                self.generator,
-                self.timing,
-                decode,
-                range(first, first + size),
-            )
-            for first in range(0, len(envs.groups), size)
-        ]
+            decode = ScreenDecoder(experiment.env, self.envs.spec.frame_shape[1], compute.device)
+        return kind(
+            self.envs,
+            self.policy,
+            experiment.env.stack,
+            experiment.sampler.horizon,
+            compute,
+            experiment.run.seed + 1,
+            self.timing,
+            decode,
+        )
 
     def _make_learner(self) -> Learner:
         experiment, compute = self.experiment, self.compute
@@ -170,45 +142,45 @@ class Replica:
 class OverlappedReplica(Replica):
     """Learns from the last rollout while the next one is collected by a copy of the model: lag exactly one rollout.
 
-    Which parameters a rollout is collected with does not depend on who is fast: those after all updates from the last
-    but one. With two shifts they are known before the last rollout is over, and this one begins then. So runs are as
-    reproducible as without overlap.
+    Between two rollouts everything is in order again: all updates are done, and the copy takes over their result. So
+    runs are as reproducible as without overlap.
     """
 
     def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
-        self.acting: list[FlatParameters] = []  # of each shift
         super().__init__(experiment, envs, compute)
+        self.acting: nn.Module = copy.deepcopy(self.model)
+        rounded = large_layers(self.acting) if compute.bfloat16 else ()  # once a rollout, not at every step
+        self.acting_parameters = FlatParameters(self.acting, rounded=rounded)
+        self.policy.model = self.acting  # type: ignore[attr-defined]
         self.learning = torch.cuda.Stream() if compute.device.type == "cuda" else None
         sampler = experiment.sampler
         self.held = allocate_rollout(
-            envs.spec.seen, sampler.rollout_environments, experiment.env.stack, sampler.horizon, compute.device
+            envs.spec.seen, sampler.environments, experiment.env.stack, sampler.horizon, compute.device
         )
         self.has_rollout = False
-        self.updates: Iterator[None] | None = None  # that are still to be made from the last rollout
         self.per_gap = 1  # updates while a group is away, so that none are left at the end
 
     def iterate(self) -> None:
         """Collect the next rollout, with updates from the last one in every gap; then hand over."""
-        progress = self.progress
-        self.updates = self.learner.updates(self.experience, progress) if self.has_rollout else None
-        self.lag = progress.version - self.held.version if self.has_rollout else 0
+        self.acting_parameters.flat.copy_(self.parameters.flat)
+        self.acting_parameters.refresh()
+        updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
+        self.lag = self.progress.version - self.held.version if self.has_rollout else 0
         if self.learning is not None:
             self.learning.wait_stream(torch.cuda.current_stream())
-        before, begun = progress.updates, progress.steps
-        rollout = self.relay.collect(
-            progress, self._begin, lambda: self.updates is None, lambda: self._update(self.per_gap)
-        )
+        before = self.progress.updates
+        begun = self.progress.steps
+        rollout = self.collector.collect(self.progress, lambda: self._update(updates, self.per_gap))
         # what is left to do goes by the same clock as what was done in the gaps
-        progress.steps, collected = begun, progress.steps
-        while self.updates is not None:
-            self._update(1)
-        progress.steps = collected
-        # the sooner the last is made, the sooner the next shift may begin
-        gaps = self.experiment.sampler.horizon * len(self.envs.groups) // self.experiment.sampler.shifts**2
-        self.per_gap = max(1, -(-(progress.updates - before) // gaps))
+        self.progress.steps, collected = begun, self.progress.steps
+        while self._update(updates, 1):
+            pass
+        self.progress.steps = collected
+        gaps = self.experiment.sampler.horizon * len(self.envs.groups)
+        self.per_gap = max(1, -(-(self.progress.updates - before) // gaps))
         if self.learning is not None:
             torch.cuda.current_stream().wait_stream(self.learning)
-        self.learner.check(progress)
+        self.learner.check(self.progress)
         self._hold(rollout)
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
@@ -227,26 +199,10 @@ class OverlappedReplica(Replica):
                 self.experience.put(self.held)
             self.has_rollout = True
 
-    def _acting_model(self) -> nn.Module:
-        model: nn.Module = copy.deepcopy(self.model)
-        rounded = large_layers(model) if self.compute.bfloat16 else ()  # once a rollout, not at every step
-        self.acting.append(FlatParameters(model, rounded=rounded))
-        return model
-
-    def _begin(self, collector: Collector) -> None:
-        """Under the newest parameters, as they are after the updates the learner's stream has still to make."""
+    def _update(self, updates: Iterator[None], count: int) -> bool:
+        """The next updates, on the learner's stream; False when there are none left."""
         with on_stream(self.learning):
-            acting = self.acting[self.relay.collectors.index(collector)]
-            acting.flat.copy_(self.parameters.flat)
-            acting.refresh()
-            super()._begin(collector)
-
-    def _update(self, count: int) -> None:
-        """The next updates, on the learner's stream, if there are any."""
-        with on_stream(self.learning):
-            for _ in range(count):
-                if self.updates is not None and next(self.updates, self) is self:
-                    self.updates = None
+            return all(next(updates, self) is None for _ in range(count))
 
     def _hold(self, rollout: Rollout) -> None:
         """Put a copy into the experience: the collector will write over its own."""

@@ -8,7 +8,7 @@
 The loop they form, whatever the topology:
 
     while not finished:
-        rollout = relay.collect(progress)       # VectorEnvs and Policy, step by step
+        rollout = collector.collect(progress)   # VectorEnvs and Policy, step by step
         experience.put(rollout)
         learner.learn(experience)               # Experience and ParameterStore, update by update
 """
@@ -31,9 +31,6 @@ class VectorEnvs(Protocol):
     spec: EnvSpec
     groups: list[slice]  # rows of each group, in order, covering all environments
 
-    def begin(self, groups: Sequence[int]) -> None:
-        """A rollout of these groups begins: where there is a choice, those that began theirs earlier go first."""
-
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         """The first of these groups that has finished its step; waits for one, or else gives None if there is none."""
 
@@ -43,11 +40,8 @@ class VectorEnvs(Protocol):
     def send(self, group: int, actions: np.ndarray) -> None:
         """Start the group's next step."""
 
-    def needs_rest(self) -> bool:
-        """Should no rollout begin before the present one is over, so that `balance` can do something?"""
-
     def balance(self) -> None:
-        """Called between rollouts: the moment to put the house in order, if no group is stepping."""
+        """Called between rollouts, when no group is stepping: the moment to put the house in order."""
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on elsewhere bit for bit; call only when every group was received."""

@@ -124,7 +124,7 @@ class Session:
     def after_iteration(self) -> None:
         """Take in finished games; log, evaluate and write a checkpoint when due."""
         run, progress = self.experiment.run, self.replica.progress
-        scores = self.replica.relay.take_scores()
+        scores = self.replica.collector.take_scores()
         progress.episodes += self.scores.add(np.array(scores))
         now = time.perf_counter()
         if self.next_evaluation and progress.steps >= self.next_evaluation:

@@ -105,7 +105,7 @@ class Rollout(Struct):
         return int(self.action.shape[1])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but the few true last frames, which only a replay memory reads."""
+        """Everything but the few true last frames."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("last_frames", "version")}
 
     def load(self, tensors: dict[str, Tensor]) -> None:

@@ -158,12 +158,6 @@ def refused(experiment: Experiment) -> str:
         ({"algorithm": C51Config(atoms=1)}, "algorithm.atoms is 1"),
         ({"algorithm": C51Config(v_min=1.0, v_max=1.0)}, "algorithm.v_min must be less than"),
         ({"topology": SynchronousConfig(overlap=True)}, "topology.overlap .* add --algorithm.importance True"),
-        ({"sampler": SamplerConfig(shifts=3)}, "sampler.shifts is 3, but must be 1 or 2"),
-        ({"sampler": SamplerConfig(shifts=2)}, "sampler.shifts 2 needs .* add --topology.overlap True"),
-        (
-            {"sampler": SamplerConfig(18, groups=2, shifts=2)},
-            "18 environments do not divide into 2 groups in each of 2 shifts; use sampler.environments 20",
-        ),
         ({"optimizer": OptimizerConfig(learning_rate=0.0)}, "optimizer.learning_rate is 0"),
         ({"optimizer": OptimizerConfig(learning_rate=float("nan"))}, "optimizer.learning_rate is nan"),
         ({"optimizer": OptimizerConfig(clip_norm=0.0)}, "optimizer.clip_norm is 0"),

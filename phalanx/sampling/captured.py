@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.device import on_stream
-from phalanx.sampling.collector import Collector, Meanwhile
+from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.types import EnvStep, Progress, Rollout
+from phalanx.types import EnvStep, Progress
 
 WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
 
@@ -34,34 +34,33 @@ class CapturedCollector(Collector):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        exchange, groups = self.envs.exchange, self.groups
-        self.step = {g: mapped_step(exchange.step[self.envs.groups[g]], self.device) for g in groups}
-        self.published = {g: mapped(exchange.action[self.envs.groups[g]], self.device) for g in groups}
-        self.t = {g: torch.zeros(1, dtype=torch.int64, device=self.device) for g in groups}
+        exchange, groups = self.envs.exchange, self.envs.groups
+        lock_pages(exchange.memory_array)
+        self.step = [mapped_step(exchange.step[rows], self.device) for rows in groups]
+        self.published = [mapped(exchange.action[rows], self.device) for rows in groups]
+        self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
         self.depth = torch.arange(self.stack, device=self.device)
         self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
-        self.answered = {g: torch.cuda.Event(blocking=True) for g in groups}
-        self.streams = {g: torch.cuda.Stream(priority=-1) for g in groups}
-        self.capturing = {g: torch.cuda.Stream(priority=-1) for g in groups}
+        self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
+        self.streams = [torch.cuda.Stream(priority=-1) for _ in groups]
+        self.capturing = [torch.cuda.Stream(priority=-1) for _ in groups]
 
-    def begin(self, progress: Progress) -> None:
-        super().begin(progress)
-        for stream in self.streams.values():
+    def close(self) -> None:
+        unlock_pages(self.envs.exchange.memory_array)
+
+    def _begin(self, progress: Progress) -> None:
+        super()._begin(progress)
+        for stream in self.streams:
             stream.wait_stream(torch.cuda.current_stream())
 
-    def end(self, progress: Progress) -> Rollout:
-        for stream in self.streams.values():
+    def _end(self, progress: Progress) -> None:
+        for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
-        return super().end(progress)
-
-    def state(self) -> dict[str, Any]:
-        for stream in self.streams.values():
-            stream.synchronize()
-        return super().state()
+        super()._end(progress)
 
     def _carry_over(self) -> None:
         super()._carry_over()
-        for t in self.t.values():
+        for t in self.t:
             t.zero_()
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
@@ -69,7 +68,7 @@ class CapturedCollector(Collector):
         if t == 0:
             super()._write(group, t, step)
 
-    def _ask(self, group: int, t: int, meanwhile: Meanwhile) -> None:
+    def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
         self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
         self.answered[group].record(self.streams[group])
@@ -79,12 +78,14 @@ class CapturedCollector(Collector):
     def _is_answered(self, group: int) -> bool:
         return bool(self.answered[group].query())
 
-    def await_answer(self) -> None:
-        started = time.perf_counter()
-        self.answered[self.asked[0]].synchronize()
+    def _await_answer(self, group: int) -> None:
+        started, answered = time.perf_counter(), self.answered[group]
+        while time.perf_counter() - started < self.envs.spin and not answered.query():
+            pass
+        answered.synchronize()
         self.timing.add("infer", time.perf_counter() - started)
 
-    def _send(self, group: int, meanwhile: Meanwhile) -> None:
+    def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
         self.envs.send(group, self.envs.exchange.action[self.envs.groups[group]])
         self.timing.add("env", time.perf_counter() - started)
@@ -103,11 +104,11 @@ class CapturedCollector(Collector):
 
     def _captured_end(self, group: int) -> None:
         self._captured_write(group)
-        rows, t = self.rows[group], self.t[group]
+        rows, t = self.envs.groups[group], self.t[group]
         self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
 
     def _captured_write(self, group: int) -> None:
-        rollout, rows, step, t = self.rollout, self.rows[group], self.step[group], self.t[group]
+        rollout, rows, step, t = self.rollout, self.envs.groups[group], self.step[group], self.t[group]
         frame = self.decode(step["observation"])
         longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
         for name in ("reward", "terminated", "truncated", "cut"):
@@ -117,9 +118,9 @@ class CapturedCollector(Collector):
         rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(step["first"], 1)[None])
 
     def _captured_act(self, group: int) -> None:
-        rollout, rows, t = self.rollout, self.rows[group], self.t[group]
+        rollout, rows, t = self.rollout, self.envs.groups[group], self.t[group]
         noise = self.noise[:, rows].index_select(0, t)[0]
-        output = self.policy.act(*self._seen(group), noise, self.envs.groups[group])
+        output = self.policy.act(*self._seen(group), noise, rows)
         self.published[group].copy_(output.action)
         rollout.action[:, rows].index_copy_(0, t, output.action[None])
         rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
@@ -127,7 +128,7 @@ class CapturedCollector(Collector):
 
     def _seen(self, group: int) -> tuple[Tensor, Tensor]:
         """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
-        rows, t = self.rows[group], self.t[group]
+        rows, t = self.envs.groups[group], self.t[group]
         stacks = self.rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
         return stacks, self.rollout.history[:, rows].index_select(0, t)[0]
 

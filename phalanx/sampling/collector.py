@@ -2,15 +2,15 @@
 
     for each step t of each group g:   recv(g) -> rollout[t, g] -> policy.act -> send(g)
 
-While a group steps, others are served, whichever is ready (see `relay`); only at a rollout's end all have taken the
-same number of steps. What is collected does not depend on who came first. A frame is copied once, from the step
-buffer into the rollout; the stacks the policy sees are views of the rollout's frames.
+While a group steps, the loop serves the others, whichever is ready; only at a rollout's end all have taken the same
+number of steps. What is collected does not depend on who came first. A frame is copied once, from the step buffer
+into the rollout; the stacks the policy sees are views of the rollout's frames.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,10 @@ from phalanx.types import EnvSpec, EnvStep, Progress, Rollout, torch_dtype
 
 Decoder = Callable[[Tensor], Tensor]
 """From what the environments publish to frames, where the rollout lives."""
-Meanwhile = Callable[[], object]
-"""What else there is to do while others work."""
 
 
 class Collector:
-    """Fills one rollout again and again with the steps of some groups; `end` returns it, valid until `begin`."""
+    """Fills one rollout again and again; `collect` returns it, valid until the next call."""
 
     def __init__(
         self,
@@ -39,10 +37,9 @@ class Collector:
         stack: int,
         horizon: int,
         compute: Compute,
-        generator: torch.Generator,
+        seed: int,
         timing: Timing,
         decode: Decoder | None = None,
-        groups: Sequence[int] | None = None,
     ) -> None:
         self.envs = envs
         self.policy = policy
@@ -51,71 +48,44 @@ class Collector:
         self.timing = timing
         self.decode = decode or (lambda frames: frames)
         self.device = compute.device
-        self.groups = range(len(envs.groups)) if groups is None else groups
-        origin = envs.groups[self.groups[0]].start
-        self.rows = {g: slice(envs.groups[g].start - origin, envs.groups[g].stop - origin) for g in self.groups}
-        environments = self.rows[self.groups[-1]].stop
-        self.rollout = allocate_rollout(envs.spec.seen, environments, stack, horizon, compute.device)
-        self.generator = generator
+        self.rollout = allocate_rollout(envs.spec.seen, envs.groups[-1].stop, stack, horizon, compute.device)
+        self.generator = torch.Generator(compute.device).manual_seed(seed)
         self.noise = torch.empty(self.rollout.action.shape, device=compute.device)
         self.finished: list[float] = []  # raw scores of games that ended since last asked
         self.ended: list[tuple[int, int, list[float]]] = []  # step, group and scores of the present rollout
         self.actions: dict[int, np.ndarray] = {}  # chosen last, by group
         self.primed = False
-        self.begun = False
-        self.steps: dict[int, int] = {}
-        self.here: list[int] = []  # groups that wait for their first actions,
-        self.asked: list[int] = []  # those whose actions are being chosen,
-        self.away: list[int] = []  # and those that step, in the order in which they went
 
-    def begin(self, progress: Progress) -> None:
-        """Begin a rollout under the policy's present parameters; `send_on` and `take_in` bring it forward."""
-        self.envs.begin(self.groups)
-        self._carry_over()
-        self.rollout.version = progress.version
-        self.policy.begin(progress)
-        self.noise.uniform_(generator=self.generator)
-        self.steps = dict.fromkeys(self.groups, 0)
-        self.here = list(self.groups)
-        self.begun = True
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self.here or self.asked or self.away)
-
-    def send_on(self, meanwhile: Meanwhile) -> bool:
-        """Let a group step whose actions are there, or have the first ones chosen; was there such a group?"""
-        if self.asked and self._is_answered(self.asked[0]):
-            self.away.append(self.asked.pop(0))
-            self._send(self.away[-1], meanwhile)
-        elif self.here:
-            self.asked.append(self.here.pop(0))
-            self._ask(self.asked[-1], 0, meanwhile)
-        else:
-            return False
-        return True
-
-    def take_in(self, group: int, meanwhile: Meanwhile) -> None:
-        """Keep the step of a group that is back, and have its next actions chosen."""
-        self.away.remove(group)
-        self.steps[group] += 1
-        self._receive(group, self.steps[group])
-        if self.steps[group] < self.horizon:
-            self._ask(group, self.steps[group], meanwhile)
-            self.asked.append(group)
-        else:
-            started = time.perf_counter()
-            self._bootstrap(group)
-            self.timing.add("infer", time.perf_counter() - started)
-
-    def end(self, progress: Progress) -> Rollout:
-        """The finished rollout, counted and checked."""
-        self.begun = False
-        self.finished += [score for _, _, scores in sorted(self.ended) for score in scores]
-        self.ended = []
-        self.envs.balance()
-        self._check()
-        progress.steps += self.rollout.action.numel() - int(self.rollout.cut.sum())
+    def collect(self, progress: Progress, meanwhile: Callable[[], object] = lambda: None) -> Rollout:
+        """The next `horizon` steps of every environment under the policy's present parameters; `meanwhile` is called
+        once for every step of a group, when others are at work: the environments, or the device."""
+        groups = range(len(self.envs.groups))
+        self._begin(progress)
+        steps = [0 for _ in groups]
+        here = list(groups)  # groups that wait for their first actions,
+        asked: list[int] = []  # those whose actions are being chosen,
+        away: list[int] = []  # and those that step, in the order in which they went
+        while here or asked or away:
+            if asked and self._is_answered(asked[0]):
+                away.append(asked.pop(0))
+                self._send(away[-1], meanwhile)
+            elif here:
+                asked.append(here.pop(0))
+                self._ask(asked[-1], 0, meanwhile)
+            elif (back := self._next(away, wait=not asked)) is not None:
+                away.remove(back)
+                steps[back] += 1
+                self._receive(back, steps[back])
+                if steps[back] < self.horizon:
+                    self._ask(back, steps[back], meanwhile)
+                    asked.append(back)
+                else:
+                    started = time.perf_counter()
+                    self._bootstrap(back)
+                    self.timing.add("infer", time.perf_counter() - started)
+            else:
+                self._await_answer(asked[0])
+        self._end(progress)
         return self.rollout
 
     def take_scores(self) -> list[float]:
@@ -123,26 +93,36 @@ class Collector:
         scores, self.finished = self.finished, []
         return scores
 
+    def close(self) -> None:
+        """Nothing to give back here."""
+
     def state(self) -> dict[str, Any]:
-        """What goes on from here needs besides the environments' own states: a finished rollout, or the last frames."""
-        rollout = self.rollout
+        """What the next `collect` needs besides the environments' own states."""
         return {
-            "frames": rollout.frames[-self.stack :].clone(),
-            "history": rollout.history[-1].clone(),
+            "frames": self.rollout.frames[-self.stack :].clone(),
+            "history": self.rollout.history[-1].clone(),
+            "noise": self.generator.get_state(),
             "primed": self.primed,
-            "begun": {"rollout": rollout.tensors(), "ended": self.ended} if self.begun else None,
-            "version": rollout.version,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        rollout = self.rollout
-        rollout.frames[-self.stack :] = state["frames"].to(self.device)
-        rollout.history[-1] = state["history"].to(self.device)
-        rollout.version = state["version"]
+        self.rollout.frames[-self.stack :] = state["frames"].to(self.device)
+        self.rollout.history[-1] = state["history"].to(self.device)
+        self.generator.set_state(state["noise"])
         self.primed = state["primed"]
-        if state["begun"] is not None:
-            rollout.load(state["begun"]["rollout"])
-            self.ended, self.begun = state["begun"]["ended"], True
+
+    def _begin(self, progress: Progress) -> None:
+        self._carry_over()
+        self.rollout.version = progress.version
+        self.policy.begin(progress)
+        self.noise.uniform_(generator=self.generator)
+
+    def _end(self, progress: Progress) -> None:
+        self.finished += [score for _, _, scores in sorted(self.ended) for score in scores]
+        self.ended = []
+        self.envs.balance()
+        self._check()
+        progress.steps += self.rollout.action.numel() - int(self.rollout.cut.sum())
 
     def _carry_over(self) -> None:
         """The newest frames of the last rollout become the history of this one."""
@@ -153,11 +133,20 @@ class Collector:
             rollout.frames[: self.stack] = rollout.frames[-self.stack :].clone()
             rollout.history[0] = rollout.history[-1]
             return
-        for group in self.groups:
+        for group in range(len(self.envs.groups)):
             self._receive(group, 0)
         self.primed = True
 
-    def _ask(self, group: int, t: int, meanwhile: Meanwhile) -> None:
+    def _next(self, away: list[int], wait: bool) -> int | None:
+        """A group that is back, if there is one."""
+        if not away:
+            return None
+        started = time.perf_counter()
+        group = self.envs.ready(away, wait)
+        self.timing.add("env", time.perf_counter() - started)
+        return group
+
+    def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
         """Have the group's actions for step t chosen."""
         started = time.perf_counter()
         self.actions[group] = self._act(group, t)
@@ -166,10 +155,10 @@ class Collector:
     def _is_answered(self, group: int) -> bool:
         return True
 
-    def await_answer(self) -> None:
-        """Until the group asked first is answered; here everyone is at once."""
+    def _await_answer(self, group: int) -> None:
+        """Here nothing answers later."""
 
-    def _send(self, group: int, meanwhile: Meanwhile) -> None:
+    def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
         self.envs.send(group, self.actions[group])
         self.timing.add("env", time.perf_counter() - started)
@@ -189,7 +178,7 @@ class Collector:
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
         """Write a step's frame as that of step t and its outcome as that of step t - 1."""
-        rollout, rows = self.rollout, self.rows[group]
+        rollout, rows = self.rollout, self.envs.groups[group]
         rollout.frames[self.stack - 1 + t, rows] = self.decode(self._here(step.observation))
         if t == 0:
             rollout.history[0, rows] = 1
@@ -203,9 +192,8 @@ class Collector:
 
     def _act(self, group: int, t: int) -> np.ndarray:
         """Actions of a group for step t; what the policy says of them goes into the rollout."""
-        rollout, rows, environments = self.rollout, self.rows[group], self.envs.groups[group]
-        seen = rollout.stacks[t, rows], rollout.history[t, rows]
-        output = self.policy.act(*seen, self.noise[t, rows], environments)
+        rollout, rows = self.rollout, self.envs.groups[group]
+        output = self.policy.act(rollout.stacks[t, rows], rollout.history[t, rows], self.noise[t, rows], rows)
         rollout.action[t, rows] = output.action
         rollout.log_prob[t, rows] = output.log_prob
         rollout.value[t, rows] = output.value
@@ -213,12 +201,12 @@ class Collector:
 
     def _bootstrap(self, group: int) -> None:
         """The value of the state after the last step."""
-        rollout, rows, t = self.rollout, self.rows[group], self.horizon
+        rollout, rows, t = self.rollout, self.envs.groups[group], self.horizon
         rollout.value[t, rows] = self.policy.value(rollout.stacks[t, rows], rollout.history[t, rows])
 
     def _truncated(self, group: int, t: int, step: EnvStep) -> None:
         """The value of the true last observation of each episode that was cut short at step t - 1."""
-        rollout, rows = self.rollout, self.rows[group]
+        rollout, rows = self.rollout, self.envs.groups[group]
         ended = torch.from_numpy(np.flatnonzero(step.truncated)).to(self.device)
         last = self.decode(self._here(step.last_observation)[ended])
         older = rollout.frames[t : t + self.stack - 1, rows].transpose(0, 1)[ended]

@@ -1,10 +1,9 @@
 """The memory and the signals that env workers share with the process that owns the model.
 
-One anonymous mapping holds everything: the step buffer, the actions, and tables of counters,
+One anonymous mapping holds everything: the step buffer, the actions, and two tables of counters,
 
     request[worker, group]   how many steps the owner has asked for
     done[worker, group]      how many of them the worker has finished; of those without rows the owner counts it up
-    turn[group]              number of the rollout the group is at: the lowest goes first
     busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
 
 The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
@@ -67,7 +66,6 @@ class Exchange:
         columns = -(-layout.groups // 8) * 8
         self.request = take((layout.workers, columns), np.int64)[:, : layout.groups]
         self.done = take((layout.workers, columns), np.int64)[:, : layout.groups]
-        self.turn = take((columns,), np.int64)[: layout.groups]
         self.busy = take((layout.workers, 8), np.float64)[:, 0]
 
     def close(self) -> None:

@@ -29,7 +29,6 @@ class Placement:
     cores: list[int] | None  # one per worker; None: not pinned
     owner_threads: int
     squads: int = 1
-    yielding: bool = False  # do workers leave their core to the owner whenever it wakes?
     balance: float = 0.0  # seconds between two attempts to balance the workers
 
     def describe(self) -> str:
@@ -69,11 +68,9 @@ def place(experiment: Experiment, device: str) -> Placement:
     squads = max(
         number
         for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)
-        if workers % number == 0 and environments % (number * experiment.sampler.all_groups) == 0
+        if workers % number == 0 and environments % (number * experiment.sampler.groups) == 0
     )
-    # beside a GPU the owner works for moments only, but everyone waits for it
-    yielding = device == "cuda" and workers >= count
-    return Placement(workers, environments // workers, pinned, threads, squads, yielding, balance)
+    return Placement(workers, environments // workers, pinned, threads, squads, balance)
 
 
 def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
@@ -91,13 +88,13 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         MakeEnv(env, experiment.run.seed, raw),
         placement.workers,
         placement.envs_per_worker,
-        sampler.all_groups,
+        sampler.groups,
         slot_rules(experiment),
         squads=placement.squads,
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
-        yielding=placement.yielding,
+        spin=sampler.spin / 1000,
         balance=placement.balance,
         report=report,
     )

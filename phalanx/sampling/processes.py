@@ -35,9 +35,6 @@ from phalanx.types import EnvStep
 START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
-# Ctrl-C is for the owner, even while a worker is still starting. A session of its own (before Python 3.11) would do,
-# but Linux may share out cores by session, and then the owner's wake-ups have no precedence over the workers.
-APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class WorkerHandle:
@@ -63,7 +60,7 @@ class WorkerHandle:
             pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
             env=environment,
             stdin=subprocess.DEVNULL,
-            **APART,
+            start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
         )
         theirs.close()
         self.death_watch = os.pidfd_open(self.process.pid)
@@ -131,7 +128,7 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
-        yielding: bool = False,
+        spin: float = 0.0,
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -140,7 +137,7 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
-        self.yielding = yielding
+        self.spin = spin
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
@@ -153,7 +150,6 @@ class ProcessEnvs:
         self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self.rollouts = 0
         self.deaths = 0
         self.started = False
         self.closed = False
@@ -166,16 +162,13 @@ class ProcessEnvs:
             self.close()
             raise
 
-    def begin(self, groups: Sequence[int]) -> None:
-        self.rollouts += 1
-        self.exchange.turn[list(groups)] = self.rollouts
-
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
         hang while nobody else gets ready."""
         self._wait_until_ready()
         exchange = self.exchange
-        deadline = time.monotonic() + self.timeout
+        begun = time.monotonic()
+        deadline = begun + self.timeout
         while True:
             finished = (exchange.request == exchange.done).all(0)
             for group in groups:
@@ -183,7 +176,10 @@ class ProcessEnvs:
                     return group
             if not wait:
                 return None
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            if now - begun < self.spin:
+                continue
+            left = deadline - now
             if left <= 0:
                 self._replace_hung(groups)
                 deadline = time.monotonic() + self.timeout
@@ -204,13 +200,10 @@ class ProcessEnvs:
         self.exchange.action[self.groups[group]] = actions
         self._request(group)
 
-    def needs_rest(self) -> bool:
-        return self.speeds.due()
-
     def balance(self) -> None:
         """Between rollouts: move environments from workers on slow cores to those on fast ones. Where an environment
         is simulated changes nothing about it."""
-        if not self.speeds.due() or (self.exchange.request != self.exchange.done).any():
+        if not self.speeds.due():
             return
         cost = self.speeds.look(self.rows, self.exchange.busy)
         gone: dict[int, list[int]] = defaultdict(list)
@@ -306,7 +299,7 @@ class ProcessEnvs:
             home=home_groups(handle.number, self.layout, self.squads),
             rules=self.rules,
             core=core,
-            yielding=self.yielding,
+            spin=self.spin,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wake=self.owner_wake,

@@ -136,9 +136,6 @@ class SerialEnvs:
         self.buffer = allocate_step(self.spec, environments)
         self.slots = [Slot(index, env, self.buffer, rules or SlotRules()) for index, env in enumerate(envs)]
 
-    def begin(self, groups: Sequence[int]) -> None:
-        """Who is asked steps at once: nobody goes before another."""
-
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         return groups[0]
 
@@ -151,9 +148,6 @@ class SerialEnvs:
     def send(self, group: int, actions: np.ndarray) -> None:
         for slot, action in zip(self.slots[self.groups[group]], actions.tolist(), strict=True):
             slot.advance(action)
-
-    def needs_rest(self) -> bool:
-        return False
 
     def balance(self) -> None:
         """One process has nothing to balance."""

@@ -41,7 +41,7 @@ class Orders:
     home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
     rules: SlotRules
     core: int | None
-    yielding: bool  # does it leave its core to the owner whenever that wakes?
+    spin: float  # seconds it looks for requests before it sleeps
     memory: int  # descriptors
     wake: int
     owner_wake: int
@@ -75,21 +75,19 @@ class Worker:
     def serve(self) -> None:
         """Step what was asked for; prepare resets while nothing is; sleep when nothing is left to do."""
         while True:
-            if not self.serve_groups() and not self.use_idle_moment():
+            if not self.serve_groups() and not self.use_idle_moment() and not self.stay_awake():
                 self.sleep(None)
 
     def serve_groups(self) -> bool:
-        """Serve guests, then one group: of those asked for the one whose rollout began first, then the longest
-        waiting; was anything asked for?"""
+        """One pass over the groups, the longest waiting first; was anything asked for?"""
         started = time.perf_counter()
         served = self.serve_guests()
-        asked = [group for group in self.home if self.groups[group] and self._asked(group)]
-        if asked:
-            group = min(asked, key=self.exchange.turn.__getitem__)
-            self.serve_group(group)
-            self.home.remove(group)
-            self.home.append(group)
-            served = True
+        for group in tuple(self.home):
+            if self.groups[group] and self._asked(group):
+                self.serve_group(group)
+                self.home.remove(group)
+                self.home.append(group)
+                served = True
         if served:
             self.exchange.busy[self.orders.worker] += time.perf_counter() - started
         return served
@@ -129,6 +127,17 @@ class Worker:
         slot.prepare()
         self.sleep(0)
         return True
+
+    def stay_awake(self) -> bool:
+        """Look for requests for a moment; has one come?"""
+        if not self.orders.spin:
+            return False
+        request, done = self.exchange.request[self.orders.worker], self.exchange.done[self.orders.worker]
+        end = time.perf_counter() + self.orders.spin
+        while time.perf_counter() < end:
+            if (request != done).any():
+                return True
+        return False
 
     def sleep(self, timeout_ms: int | None) -> None:
         """Until the owner asks for a step or sends a message; exits when the owner is gone."""
@@ -214,11 +223,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def let_owner_finish(yielding: bool) -> None:
-    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers. A yielding
-    one leaves it at once when the owner wakes, where all would wait for it otherwise."""
+def let_owner_finish() -> None:
+    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers."""
     with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE if yielding else os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_garbage_rare() -> None:
@@ -237,7 +245,7 @@ def main() -> None:
             return
         if orders.core is not None:
             os.sched_setaffinity(0, {orders.core})
-        let_owner_finish(orders.yielding)
+        let_owner_finish()
         worker = Worker(orders, control)
         keep_garbage_rare()
         send(control, "ready")

@@ -30,7 +30,7 @@ def run(experiment, graphs, iterations):
         for _ in range(iterations):
             replica.iterate()
         torch.cuda.synchronize()
-        rollout = replica.relay.collectors[0].rollout
+        rollout = replica.collector.rollout
         result = replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
         replica.close()
         return result
@@ -38,21 +38,14 @@ def run(experiment, graphs, iterations):
         envs.close()
 
 
-def experiment_of(name, overlap=False, rule=None, atari=False, shifts=1, squads=1, **algorithm):
+def experiment_of(name, overlap=False, rule=None, atari=False, **algorithm):
     experiment = preset(name)
     if overlap and name.startswith("a2c"):
         algorithm["importance"] = True
     changes = {
         "algorithm": dataclasses.replace(experiment.algorithm, **algorithm),
         "sampler": dataclasses.replace(
-            experiment.sampler,
-            environments=8 * shifts,
-            horizon=8,
-            groups=2,
-            squads=squads,
-            shifts=shifts,
-            workers=2,
-            decorrelation=8,
+            experiment.sampler, environments=8, horizon=8, groups=2, workers=2, decorrelation=8
         ),
         "topology": SynchronousConfig(overlap=overlap),
     }
@@ -88,13 +81,6 @@ CASES = {
 def test_graphs_agree_with_eager(name, overlap):
     base, flags = CASES[name]
     assert_agree(experiment_of(base, overlap, **flags))
-
-
-@pytest.mark.parametrize("atari", [False, True])
-@pytest.mark.parametrize("name", ["a2c", "ppo"])
-def test_graphs_agree_with_shifts_and_squads(name, atari):
-    base, flags = (name, {}) if atari else CASES[name]
-    assert_agree(experiment_of(base, True, shifts=2, squads=2, atari=atari, **flags), iterations=3 if atari else 12)
 
 
 @pytest.mark.parametrize("rule", ["rmsprop", "rmsprop-inside", "adam", "adam-tf", "adagrad", "sgd"])

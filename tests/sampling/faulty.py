@@ -76,20 +76,6 @@ class Faulty(Ledger):
         return super().step(action, frame)
 
 
-class Slow(Ledger):
-    """Takes long enough for another process to look in between."""
-
-    def step(self, action: int, frame: np.ndarray) -> Outcome:
-        time.sleep(0.3)
-        return super().step(action, frame)
-
-
-@dataclass(frozen=True)
-class SlowFactory:
-    def __call__(self, index: int, incarnation: int) -> Slow:
-        return Slow(index, incarnation)
-
-
 @dataclass(frozen=True)
 class LedgerFactory:
     def __call__(self, index: int, incarnation: int = 0) -> Ledger:

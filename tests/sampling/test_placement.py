@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from phalanx.__main__ import main
+from phalanx.config import ToyConfig
 from phalanx.presets import preset
+from phalanx.registry import MakeEnv
 from phalanx.sampling import placement
 from phalanx.sampling.placement import place, start_early
 
@@ -55,6 +57,7 @@ class Early:
     """Stands for workers that were started."""
 
     closed = 0
+    spec = MakeEnv(ToyConfig("catch"), 0)(0).spec
 
     def close(self):
         self.closed += 1

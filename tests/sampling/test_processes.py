@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faulty import FaultyFactory, LedgerFactory, SlowFactory, checksum, descendants
+from faulty import FaultyFactory, LedgerFactory, checksum, descendants
 from phalanx.config import AtariConfig, ToyConfig
 from phalanx.errors import RunError
 from phalanx.registry import MakeEnv
@@ -246,21 +246,3 @@ def test_workers_leave_when_the_owner_is_killed(hang, tmp_path):
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert set(os.listdir("/dev/shm")) == shared_before
-
-
-def test_the_rollout_that_began_first_goes_first():
-    envs = ProcessEnvs(SlowFactory(), 1, 2, 2)
-    try:
-        for group in (0, 1):
-            envs.recv(group)
-        envs.begin([1])
-        envs.begin([0])
-        worker = envs.workers[0].process
-        worker.send_signal(signal.SIGSTOP)  # both requests are there when it looks
-        for group in (0, 1):
-            envs.send(group, np.zeros(1, np.int64))
-        worker.send_signal(signal.SIGCONT)
-        assert envs.ready([0, 1]) == 1
-        assert envs.ready([0]) == 0
-    finally:
-        envs.close()
