@@ -285,9 +285,6 @@ class SamplerConfig:
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
     pin: bool = True
     """Pin each worker to a core where there are enough."""
-    spin: float = 0.0
-    """Milliseconds that workers and the owner of the model look for work before they sleep. A core that has slept is
-    slower for a while, in virtual machines above all; but one that looks for work is lost to everybody else."""
     balance: float = 1.0
     """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
     environments then move from slow cores to fast ones. 0 means never."""
@@ -486,7 +483,7 @@ POSITIVE = (
     *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
 )
 NOT_NEGATIVE = (
-    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.spin", "sampler.max_deaths"),
+    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.max_deaths"),
     *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
     *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
 )

@@ -94,7 +94,6 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
-        spin=sampler.spin / 1000,
         balance=placement.balance,
         report=report,
     )

@@ -128,7 +128,6 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
-        spin: float = 0.0,
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -137,7 +136,6 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
-        self.spin = spin
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
@@ -167,8 +165,7 @@ class ProcessEnvs:
         hang while nobody else gets ready."""
         self._wait_until_ready()
         exchange = self.exchange
-        begun = time.monotonic()
-        deadline = begun + self.timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             finished = (exchange.request == exchange.done).all(0)
             for group in groups:
@@ -176,10 +173,7 @@ class ProcessEnvs:
                     return group
             if not wait:
                 return None
-            now = time.monotonic()
-            if now - begun < self.spin:
-                continue
-            left = deadline - now
+            left = deadline - time.monotonic()
             if left <= 0:
                 self._replace_hung(groups)
                 deadline = time.monotonic() + self.timeout
@@ -299,7 +293,6 @@ class ProcessEnvs:
             home=home_groups(handle.number, self.layout, self.squads),
             rules=self.rules,
             core=core,
-            spin=self.spin,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wake=self.owner_wake,

@@ -41,7 +41,6 @@ class Orders:
     home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
     rules: SlotRules
     core: int | None
-    spin: float  # seconds it looks for requests before it sleeps
     memory: int  # descriptors
     wake: int
     owner_wake: int
@@ -75,7 +74,7 @@ class Worker:
     def serve(self) -> None:
         """Step what was asked for; prepare resets while nothing is; sleep when nothing is left to do."""
         while True:
-            if not self.serve_groups() and not self.use_idle_moment() and not self.stay_awake():
+            if not self.serve_groups() and not self.use_idle_moment():
                 self.sleep(None)
 
     def serve_groups(self) -> bool:
@@ -127,17 +126,6 @@ class Worker:
         slot.prepare()
         self.sleep(0)
         return True
-
-    def stay_awake(self) -> bool:
-        """Look for requests for a moment; has one come?"""
-        if not self.orders.spin:
-            return False
-        request, done = self.exchange.request[self.orders.worker], self.exchange.done[self.orders.worker]
-        end = time.perf_counter() + self.orders.spin
-        while time.perf_counter() < end:
-            if (request != done).any():
-                return True
-        return False
 
     def sleep(self, timeout_ms: int | None) -> None:
         """Until the owner asks for a step or sends a message; exits when the owner is gone."""

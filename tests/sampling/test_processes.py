@@ -72,18 +72,6 @@ def test_trajectories_do_not_depend_on_the_layout(workers, envs_per_worker, grou
     assert_same(rows, reference)
 
 
-@pytest.mark.parametrize("spin", [1e-5, 0.05])  # most sleep after all, or hardly anyone
-def test_looking_for_work_before_sleeping_changes_nothing(spin):
-    factory = MakeEnv(ToyConfig("counter", length=5), seed=3)
-    reference, _ = play(SerialEnvs(factory, 4), 40)
-    envs = ProcessEnvs(factory, 2, 2, 2, spin=spin)
-    try:
-        rows, _ = play(envs, 40)
-    finally:
-        envs.close()
-    assert_same(rows, reference)
-
-
 @pytest.mark.parametrize("game", ["breakout", "pong"])
 def test_atari_trajectories_equal_serial_ones(game):
     config = AtariConfig(game, frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=150)
