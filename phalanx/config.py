@@ -1,7 +1,7 @@
 """The experiment as a value: frozen dataclasses that say everything a run depends on.
 
 A preset is an Experiment; flags change fields of it; `config.json` in the run directory is it, saved. Derived values
-are properties, so that nothing is written down twice. `validate` refuses what makes no sense, in one sentence.
+are properties, so that nothing is written down twice. `validate` refuses what makes no sense (see `checks`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from phalanx.errors import RunError, UserError, unknown
+from phalanx.errors import RunError, UserError, require, unknown
 
 Clock = Literal["steps", "updates", "episodes"]
 
@@ -391,19 +391,20 @@ class Experiment:
         sampler = self.sampler
         if sampler.horizon or not sampler.batch:
             return self
-        _require(
+        require(
             sampler.environments > 0 and sampler.batch % sampler.environments == 0,
             f"a batch of {sampler.batch} steps does not divide among {sampler.environments} environments; choose a "
-            f"divisor of {sampler.batch}, such as {_nearest_divisor(sampler.batch, sampler.environments)}",
+            f"divisor of {sampler.batch}, such as {nearest_divisor(sampler.batch, sampler.environments)}",
         )
         horizon = sampler.batch // sampler.environments
         return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
 
     def validate(self) -> Experiment:
         """Itself, settled, or a UserError that says which values do not fit together."""
+        from phalanx.checks import check
+
         experiment = self.settled()
-        for check in (_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
-            check(experiment)
+        check(experiment)
         return experiment
 
     def save(self, path: Path) -> None:
@@ -459,133 +460,16 @@ def _literal_fits(kind: Any, values: dict[str, Any]) -> bool:
 
 def difference(experiment: Experiment, base: Experiment) -> dict[str, tuple[Any, Any]]:
     """Dotted fields whose values differ: name -> (base, experiment)."""
-    ours, theirs = _flat(dataclasses.asdict(experiment)), _flat(dataclasses.asdict(base))
+    ours, theirs = flat(dataclasses.asdict(experiment)), flat(dataclasses.asdict(base))
     return {key: (theirs.get(key), value) for key, value in ours.items() if theirs.get(key) != value}
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
+        flattened.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flattened
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise UserError(sentence)
-
-
-POSITIVE = (
-    *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),
-    *("env.stack", "env.skip", "env.length", "optimizer.learning_rate", "optimizer.clip_norm"),
-    *("algorithm.epochs", "algorithm.minibatches", "algorithm.batch_size", "algorithm.n_step"),
-    *("algorithm.target_every", "algorithm.intensity"),
-    *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
-)
-NOT_NEGATIVE = (
-    *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.max_deaths"),
-    *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
-    *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
-)
-
-
-def _numbers(experiment: Experiment) -> None:
-    values = _flat(dataclasses.asdict(experiment))
-    for name in POSITIVE:
-        _require(values.get(name, 1) > 0, f"{name} is {values.get(name)}, but must be greater than 0")
-    for name in NOT_NEGATIVE:
-        _require(values.get(name, 0) >= 0, f"{name} is {values.get(name)}, but must not be negative")
-    _require(experiment.env.stack < 256, f"env.stack is {experiment.env.stack}, but at most 255 frames can be stacked")
-    _require(0 < experiment.algorithm.discount <= 1, "algorithm.discount must lie in (0, 1]")
-    _require(0 <= values.get("algorithm.gae_lambda", 1) <= 1, "algorithm.gae_lambda must lie in [0, 1]")
-
-
-def _atari(experiment: Experiment) -> None:
-    env = experiment.env
-    if not isinstance(env, AtariConfig):
-        return
-    _require(1 <= env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
-    _require(0 <= env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
-    _require(0 <= env.sticky < 1, f"env.sticky is {env.sticky}: a probability in [0, 1) is needed")
-    _require(env.color == "gray" or env.frame == "84x84", "env.color rgb needs env.frame 84x84")
-
-
-def _sampler(experiment: Experiment) -> None:
-    sampler = experiment.sampler
-    _require(
-        sampler.environments % sampler.groups == 0,
-        f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
-        f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
-    )
-
-
-def _algorithm(experiment: Experiment) -> None:
-    algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps
-    if isinstance(algorithm, PPOConfig):
-        _require(
-            rows % algorithm.minibatches == 0,
-            f"a rollout of {rows} steps ({experiment.sampler.environments} environments x "
-            f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
-            f"choose a divisor of {rows}, such as {_nearest_divisor(rows, algorithm.minibatches)}",
-        )
-    if isinstance(algorithm, C51Config):
-        _require(algorithm.atoms > 1, f"algorithm.atoms is {algorithm.atoms}, but a grid needs at least 2 points")
-        _require(algorithm.v_min < algorithm.v_max, "algorithm.v_min must be less than algorithm.v_max")
-    if isinstance(algorithm, DQNConfig):
-        _replay(algorithm, rows, experiment.sampler.environments)
-
-
-def _replay(algorithm: DQNConfig, rows: int, environments: int) -> None:
-    updates = algorithm.updates_per_rollout(rows)
-    whole = sorted({max(1, int(updates)), int(updates) + 1})
-    _require(
-        updates >= 1 and updates == int(updates),
-        f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
-        f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
-        f"{' and '.join(f'{count * algorithm.batch_size / rows:.9g}' for count in whole)}",
-    )
-    _require(
-        algorithm.replay_size // environments > algorithm.n_step + 8,
-        f"algorithm.replay_size {algorithm.replay_size} leaves too little history for each of {environments} "
-        f"environments; use at least {environments * 64}",
-    )
-    _require(
-        algorithm.learning_starts <= algorithm.replay_size,
-        "algorithm.learning_starts must not exceed algorithm.replay_size",
-    )
-
-
-def _overlap(experiment: Experiment) -> None:
-    overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
-    if overlap and isinstance(experiment.algorithm, A2CConfig):
-        _require(
-            experiment.algorithm.importance,
-            "topology.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
-        )
-
-
-def _schedules(experiment: Experiment) -> None:
-    optimizer = experiment.optimizer
-    _require(
-        optimizer.batch_scaling == "none" or optimizer.reference_batch > 0,
-        f"optimizer.batch_scaling {optimizer.batch_scaling} needs optimizer.reference_batch greater than 0",
-    )
-    if optimizer.final_learning_rate is not None and optimizer.schedule_length == 0:
-        _require(
-            optimizer.schedule_clock == "steps",
-            f"optimizer.schedule_clock {optimizer.schedule_clock} needs optimizer.schedule_length greater than 0",
-        )
-
-
-def _model(experiment: Experiment) -> None:
-    env, model = experiment.env, experiment.model
-    if isinstance(env, AtariConfig):
-        _require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
-def _nearest_divisor(value: int, wish: int) -> int:
+def nearest_divisor(value: int, wish: int) -> int:
     return min((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - wish))

@@ -29,3 +29,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names[:30])}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Refuse what the user asked for, unless the condition holds."""
+    if not condition:
+        raise UserError(sentence)

@@ -166,6 +166,7 @@ def refused(experiment: Experiment) -> str:
             "optimizer.schedule_clock updates needs optimizer.schedule_length",
         ),
         ({"run": RunConfig(steps=0)}, "run.steps is 0"),
+        ({"run": RunConfig(precision="bf16")}, "unknown value of run.precision 'bf16'; did you mean bfloat16"),
         ({"run": RunConfig(seed=-1)}, "run.seed is -1"),
         ({"run": RunConfig(threads=-1)}, "run.threads is -1"),
         ({"run": RunConfig(keep_checkpoints=0)}, "run.keep_checkpoints is 0"),

@@ -18,7 +18,7 @@ PACKAGE = Path(phalanx.__file__).parent
 LAYERS = (
     "phalanx struct errors",
     "types config",
-    "seams runtime",
+    "checks seams runtime",
     "algorithms models envs logs",
     "presets registry parameters replay",
     "sampling",
@@ -107,7 +107,7 @@ def test_there_are_no_cycles():
     TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-def test_only_the_command_line_is_imported_from_below():
+def test_only_the_command_line_and_the_checks_are_imported_from_below():
     """Imports within functions may point up nowhere, except that `bench` parses flags as the command line does."""
     height = {name: number for number, layer in enumerate(LAYERS) for name in layer.split()}
     upward = {
@@ -116,7 +116,8 @@ def test_only_the_command_line_is_imported_from_below():
         for other in of_the_package(others)
         if height[part(other)] > height[part(name)]
     }
-    assert upward <= {(name, "phalanx.__main__") for name in ("phalanx.bench", "phalanx.gpu_bench")}
+    command_line = {(name, "phalanx.__main__") for name in ("phalanx.bench", "phalanx.gpu_bench")}
+    assert upward <= command_line | {("phalanx.config", "phalanx.checks")}  # `validate` calls them
 
 
 def test_algorithms_are_pure():
