@@ -111,6 +111,12 @@ def small_scratch(depth: int) -> bytearray:
     return bytearray(depth * 104 * 80)
 
 
+@functools.cache
+def flag_scratch(depth: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The same for what differs between two screens."""
+    return np.zeros((depth, *shape), bool)
+
+
 class HalfScreens:
     """Rows 1, 3 .. 207 and even columns of each captured screen, as palette indices."""
 
@@ -243,7 +249,7 @@ class AreaScreen:
         self._last = np.zeros_like(self._blocks[-1])  # the screen captured last: index 0, which is black
         words = [screen.view(np.uint64) for screen in (self._last, *self._blocks)]
         self._pairs = list(itertools.pairwise(words))  # each screen after the one before it
-        self._differs = np.zeros((depth, *words[0].shape), bool)
+        self._differs = flag_scratch(depth, words[0].shape)
         self._flags = self._differs.view(np.uint32)  # four at a time
         self._moved = np.zeros(blocks, np.uint32)  # blocks that changed in the last step
 
