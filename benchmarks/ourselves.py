@@ -37,13 +37,18 @@ def emulator(game: str, warmup: float, seconds: float) -> Result:
 
 def sample_phalanx(game: str, frame: str, envs: int, groups: int, warmup: float, seconds: float) -> Result:
     """Env workers of phalanx; `sampling_speed` has its own second of warm-up after the first frames."""
-    experiment = Experiment(
+    experiment = sampling_experiment(game, frame, envs, groups)
+    return {"sps": bench.sampling_speed(experiment, seconds + max(0.0, warmup - 1))}
+
+
+def sampling_experiment(game: str, frame: str, envs: int, groups: int) -> Experiment:
+    """Workers that step under random actions."""
+    return Experiment(
         env=phalanx_env(game, frame),
         sampler=SamplerConfig(environments=envs, groups=groups, squads=0),
         topology=SynchronousConfig(),
         run=RunConfig(device="cpu"),  # with a GPU the workers would leave the frames to it
-    )
-    return {"sps": bench.sampling_speed(experiment.validate(), seconds + max(0.0, warmup - 1))}
+    ).validate()
 
 
 def train_phalanx(

@@ -2,7 +2,7 @@
 
     python benchmarks/side_by_side.py [game] [rounds]
 
-Sampling without a network, as in `peers.py`, with the settings that were the best there. All contenders are started
+Sampling without a network, as in `peers.py`, with settings that were the best in runs of it. All contenders are started
 once and wait; a window of one follows a window of another. The ratio of two is the median over the rounds of their
 ratios within a round. Takes about five minutes with 12 rounds.
 """
@@ -10,6 +10,7 @@ ratios within a round. Takes about five minutes with 12 rounds.
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,12 +23,14 @@ import contenders
 WINDOW = 1.5  # seconds
 SETTLING = 0.3  # seconds at a window's start: what the last window left undone, and steps that are ready already
 WARM_UP = 2.0
+PATIENCE = 120  # seconds for an answer; then the alarm ends this process, and its children at the end of their input
 ENVIRONMENTS = 96  # of phalanx
 PLAN: list[tuple[str, str, dict[str, Any]]] = [  # name, function, settings
     ("emulator", "emulator", {}),
     ("phalanx 84x84", "phalanx", {"frame": "84x84", "envs": ENVIRONMENTS}),
     ("EnvPool 84x84", "sample_envpool", {"frame": "84x84", "envs": 128, "batch": 64}),
     ("AtariVectorEnv 84x84", "sample_ale_vector", {"frame": "84x84", "envs": 128, "batch": 128}),
+    ("AtariVectorEnv 84x84, 96 by 48", "sample_ale_vector", {"frame": "84x84", "envs": 96, "batch": 48}),
     ("phalanx 104x80", "phalanx", {"frame": "104x80", "envs": ENVIRONMENTS}),
     (
         "EnvPool 104x80",
@@ -38,6 +41,7 @@ PLAN: list[tuple[str, str, dict[str, Any]]] = [  # name, function, settings
 RATIOS = [
     ("phalanx 84x84", "EnvPool 84x84"),
     ("phalanx 84x84", "AtariVectorEnv 84x84"),
+    ("phalanx 84x84", "AtariVectorEnv 84x84, 96 by 48"),
     ("phalanx 104x80", "EnvPool 104x80"),
     ("phalanx 104x80", "emulator"),
     ("phalanx 84x84", "emulator"),
@@ -67,30 +71,15 @@ def on_demand(step: Callable[[int], Any], warmup: float, seconds: float, size: f
 
 def phalanx(game: str, frame: str, envs: int, warmup: float, seconds: float) -> None:
     """Env workers of phalanx, two groups for each."""
-    from ourselves import phalanx_env
-    from phalanx.config import Experiment, RunConfig, SamplerConfig, SynchronousConfig
+    from ourselves import sampling_experiment
+    from phalanx.bench import random_steps
     from phalanx.sampling.placement import start_workers
 
-    sampler = SamplerConfig(environments=envs, groups=2, squads=0)
-    experiment = Experiment(
-        env=phalanx_env(game, frame), sampler=sampler, topology=SynchronousConfig(), run=RunConfig(device="cpu")
-    )
-    workers = start_workers(experiment.validate(), "cpu", print)
-    actions = contenders.random_actions(workers.spec.actions, envs, "int64")
-    away = list(range(len(workers.groups)))
-    for group, rows in enumerate(workers.groups):
-        workers.recv(group)
-        workers.send(group, actions[0, rows])
-
-    def step(count: int) -> None:
-        back = workers.ready(away)
-        assert back is not None
-        workers.send(back, actions[count % len(actions), workers.groups[back]])
-        away.remove(back)
-        away.append(back)
-
-    on_demand(step, warmup, seconds, envs / len(workers.groups))
-    workers.close()
+    workers = start_workers(sampling_experiment(game, frame, envs, groups=2), "cpu", print)
+    try:
+        on_demand(random_steps(workers), warmup, seconds, envs / len(workers.groups))
+    finally:
+        workers.close()
 
 
 def emulator(game: str, warmup: float, seconds: float) -> None:
@@ -140,10 +129,12 @@ def quartiles(values: list[float]) -> str:
 
 
 def answer(process: subprocess.Popen[str]) -> str:
-    """The next line of a child; an error if it has ended."""
+    """The next line of a child; an error if it has ended, or takes too long."""
     assert process.stdout is not None
+    signal.alarm(PATIENCE)
     while line := process.stdout.readline():
         if line.strip() == "ready" or line.strip().replace(".", "", 1).isdigit():
+            signal.alarm(0)
             return line
     raise SystemExit("a contender ended early")
 

@@ -18,12 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from phalanx.config import AtariConfig, Experiment
 from phalanx.errors import UserError
+
+if TYPE_CHECKING:
+    from phalanx.seams import VectorEnvs
 
 FRAMES_PER_STEP = 4
 
@@ -162,22 +165,12 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
     from phalanx.runtime.device import choose_compute
     from phalanx.topologies.synchronous import make_envs
 
-    envs = make_envs(experiment, choose_compute(experiment.run), print)
-    actions = np.random.default_rng(0).integers(envs.spec.actions, size=(4096, experiment.sampler.environments))
-    count = 0
+    envs, count = make_envs(experiment, choose_compute(experiment.run), print), 0
     try:
-        for group in range(len(envs.groups)):
-            envs.recv(group)
-        for group, rows in enumerate(envs.groups):
-            envs.send(group, actions[0, rows])
-        away = list(range(len(envs.groups)))
+        step = random_steps(envs)
         begin = start = time.perf_counter()
         while start - begin < 1 + seconds:
-            back = envs.ready(away)
-            assert back is not None
-            envs.send(back, actions[count % 4096, envs.groups[back]])
-            away.remove(back)
-            away.append(back)
+            step(count)
             count += 1
             now = time.perf_counter()
             if now - begin < 1:  # a second of warm-up
@@ -186,6 +179,25 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
     finally:
         envs.close()
     return (count - counted_from) * experiment.sampler.environments / len(envs.groups) / (start - clock_from)
+
+
+def random_steps(envs: VectorEnvs) -> Callable[[int], None]:
+    """A call that lets whichever group is ready step again, under actions drawn ahead of time."""
+    actions = np.random.default_rng(0).integers(envs.spec.actions, size=(4096, envs.groups[-1].stop))
+    away = list(range(len(envs.groups)))
+    for group in away:
+        envs.recv(group)
+    for group, rows in enumerate(envs.groups):
+        envs.send(group, actions[0, rows])
+
+    def step(count: int) -> None:
+        back = envs.ready(away)
+        assert back is not None
+        envs.send(back, actions[count % 4096, envs.groups[back]])
+        away.remove(back)
+        away.append(back)
+
+    return step
 
 
 def inference_speed(experiment: Experiment, seconds: float) -> float:

@@ -4,7 +4,7 @@ do. `Experiment.validate` runs them before anything else happens."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from phalanx.config import (
     A2CConfig,
@@ -16,8 +16,9 @@ from phalanx.config import (
     SynchronousConfig,
     flat,
     nearest_divisor,
+    require_choice,
 )
-from phalanx.errors import require, unknown
+from phalanx.errors import require
 
 POSITIVE = (
     *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),
@@ -47,8 +48,8 @@ def _choices(part: Any, prefix: str = "") -> None:
         value = getattr(part, field.name)
         if dataclasses.is_dataclass(value):
             _choices(value, f"{prefix}{field.name}.")
-        elif get_origin(hints[field.name]) is Literal and value not in get_args(hints[field.name]):
-            raise unknown(f"value of {prefix}{field.name}", str(value), get_args(hints[field.name]))
+        else:
+            require_choice(hints[field.name], value, f"{prefix}{field.name}")
 
 
 def _numbers(experiment: Experiment) -> None:

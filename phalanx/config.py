@@ -447,9 +447,14 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise UserError(f"{name} must be an object with named values, not {value!r}")
         return build(hint, value, "" if hint is Experiment else f"{name}.")
+    require_choice(hint, value, name)
+    return value
+
+
+def require_choice(hint: Any, value: Any, name: str) -> None:
+    """Refuse a value that is none of the words its type allows."""
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise unknown(f"value of {name}", str(value), get_args(hint))
-    return value
 
 
 def _literal_fits(kind: Any, values: dict[str, Any]) -> bool:

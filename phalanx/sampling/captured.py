@@ -4,9 +4,9 @@
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
 writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
-Each group has a stream, all of which go before the learner's: a step is a chain of many small kernels, and several
-chains take hardly longer than one. While the device works, the next group that is back is served, and whatever is to
-be done meanwhile is done.
+Each group has a stream, all of which go before the learner's: a step is a chain of many small kernels, and those of
+several groups run side by side. While the device works, the next group that is back is served, and whatever is to be
+done meanwhile is done.
 """
 
 from __future__ import annotations
