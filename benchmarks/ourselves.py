@@ -24,6 +24,7 @@ from phalanx.config import (
     SerialConfig,
     SynchronousConfig,
 )
+from phalanx.emulators import BareEmulators
 from phalanx.presets import preset
 from phalanx.runtime.affinity import usable_cores
 
@@ -32,7 +33,8 @@ EMULATORS = 8  # per process, for the emulator's own limit
 
 def emulator(game: str, warmup: float, seconds: float) -> Result:
     """Bare emulators on every core, without pixels: the limit of all others."""
-    return {"sps": bench.emulator_speed(game, usable_cores(), EMULATORS, warmup + seconds)}
+    with BareEmulators(game, usable_cores(), EMULATORS) as emulators:
+        return {"sps": emulators.speed(warmup + seconds)}
 
 
 def sample_phalanx(game: str, frame: str, envs: int, groups: int, warmup: float, seconds: float) -> Result:

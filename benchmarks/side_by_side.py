@@ -83,13 +83,14 @@ def phalanx(game: str, frame: str, envs: int, warmup: float, seconds: float) -> 
 
 
 def emulator(game: str, warmup: float, seconds: float) -> None:
-    """Bare emulators on every core, started for each window."""
-    from phalanx.bench import emulator_speed
+    """Bare emulators on every core."""
+    from phalanx.emulators import BareEmulators
     from phalanx.runtime.affinity import usable_cores
 
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(emulator_speed(game, usable_cores(), ENVIRONMENTS // usable_cores(), seconds), flush=True)
+    with BareEmulators(game, usable_cores(), ENVIRONMENTS // usable_cores()) as emulators:
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            print(emulators.speed(seconds), flush=True)
 
 
 def child(name: str, settings: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from phalanx.bench import emulator_speeds
 from phalanx.config import AtariConfig
+from phalanx.emulators import BareEmulators
 from phalanx.registry import MakeEnv
 from phalanx.runtime.affinity import core_list
 from phalanx.sampling.processes import ProcessEnvs
@@ -79,7 +79,8 @@ def main() -> None:
 
 
 def emulator(game: str, workers: int, per_worker: int, seconds: float) -> None:
-    speeds = sorted(emulator_speeds(game, workers, per_worker, seconds))
+    with BareEmulators(game, workers, per_worker) as emulators:
+        speeds = sorted(emulators.speeds(seconds))
     print(f"emulator alone: {sum(speeds):,.0f}, by process {[round(speed) for speed in speeds]}", flush=True)
 
 

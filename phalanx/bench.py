@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,18 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.config import AtariConfig, Experiment
+from phalanx.emulators import BareEmulators
 from phalanx.errors import UserError
 
 if TYPE_CHECKING:
     from phalanx.seams import VectorEnvs
 
-FRAMES_PER_STEP = 4
-
 
 def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx bench` and print a table, or one JSON object."""
-    if arguments[:1] == ["emulator-process"]:
-        return emulator_process(arguments[1], int(arguments[2]), float(arguments[3]))
     parser = argparse.ArgumentParser(
         prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -78,15 +72,12 @@ def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
     compute = choose_compute(experiment.run)
     placement = place(experiment, compute.device.type)
     workers, per_worker = max(1, placement.workers), placement.envs_per_worker
-    measures: dict[str, Callable[[], float]] = {
-        "emulator_sps": lambda: emulator_speed(experiment.env.name, workers, per_worker, seconds),
-        "sampling_sps": lambda: sampling_speed(experiment, seconds),
-        "inference_sps": lambda: inference_speed(experiment, seconds),
-    }
-    samples = {name: [] for name in measures}  # type: dict[str, list[float]]
-    for _ in range(repeats):
-        for name, measure in measures.items():
-            samples[name].append(measure())
+    samples: dict[str, list[float]] = {"emulator_sps": [], "sampling_sps": [], "inference_sps": []}
+    with BareEmulators(experiment.env.name, workers, per_worker) as emulators:
+        for _ in range(repeats):
+            samples["emulator_sps"].append(emulators.speed(seconds))
+            samples["sampling_sps"].append(sampling_speed(experiment, seconds))
+            samples["inference_sps"].append(inference_speed(experiment, seconds))
     results: dict[str, Any] = {name: statistics.median(values) for name, values in samples.items()}
     limit = results["emulator_sps"]
     return {
@@ -208,65 +199,3 @@ def inference_speed(experiment: Experiment, seconds: float) -> float:
         steps, start = replica.progress.steps, time.perf_counter()
         warm_up_until(collect, seconds)
         return (replica.progress.steps - steps) / (time.perf_counter() - start)
-
-
-def emulator_speed(game: str, processes: int, emulators: int, seconds: float) -> float:
-    """Steps per second of bare emulators in so many processes."""
-    return sum(emulator_speeds(game, processes, emulators, seconds))
-
-
-def emulator_speeds(game: str, processes: int, emulators: int, seconds: float) -> list[float]:
-    """The same by process."""
-    from phalanx.runtime.affinity import core_list
-
-    cores = core_list()
-    started = []
-    for number in range(processes):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "phalanx", "bench", "emulator-process", game, str(emulators), str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PHALANX_CORE": str(cores[number % len(cores)]),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        )
-        started.append(process)
-    for process in started:  # all begin together
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-    return [float(process.communicate(timeout=seconds + 60)[0]) for process in started]
-
-
-def emulator_process(game: str, emulators: int, seconds: float) -> int:
-    """One process of `emulator_speed`."""
-    from phalanx.envs.atari import emulator
-
-    os.sched_setaffinity(0, {int(os.environ["PHALANX_CORE"])})
-    machines, starts = [], []
-    for _ in range(emulators):
-        machine = emulator(game)
-        machine.reset_game()
-        machines.append(machine)
-        starts.append(machine.cloneState())
-    legal = machines[0].getMinimalActionSet()
-    actions = [legal[i] for i in np.random.default_rng(0).integers(len(legal), size=4096)]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    count, begin = 0, time.perf_counter()
-    end = begin + seconds
-    while time.perf_counter() < end:
-        for machine, start in zip(machines, starts, strict=True):
-            action = actions[count % 4096]
-            for _ in range(FRAMES_PER_STEP):
-                machine.act(action)
-            if machine.game_over():
-                machine.restoreState(start)
-            count += 1
-    print(count / (time.perf_counter() - begin), flush=True)
-    return 0

@@ -22,7 +22,7 @@ from phalanx.errors import require
 
 POSITIVE = (
     *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),
-    *("env.stack", "env.skip", "env.length", "optimizer.learning_rate", "optimizer.clip_norm"),
+    *("env.stack", "env.skip", "env.length", "model.width", "optimizer.learning_rate", "optimizer.clip_norm"),
     *("algorithm.epochs", "algorithm.minibatches", "algorithm.batch_size", "algorithm.n_step"),
     *("algorithm.target_every", "algorithm.intensity"),
     *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),

@@ -96,6 +96,8 @@ class ModelConfig:
     padding; ga3c-large: one convolution more. mlp: two hidden layers."""
     hidden: int = 0
     """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 64)."""
+    width: int = 1
+    """Times the convolutions' filters."""
     padding: bool = False
     """Pad later convolutions by 1, as the 104x80 networks of Stooke & Abbeel do."""
     first_stride: int = 4

@@ -15,8 +15,9 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from phalanx.bench import emulator_speed, running_replica, show, warm_up_until
+from phalanx.bench import running_replica, show, warm_up_until
 from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousConfig
+from phalanx.emulators import BareEmulators
 from phalanx.errors import RunError, UserError
 from phalanx.sampling.placement import place
 
@@ -110,7 +111,7 @@ def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats:
     how much of it the GPU was busy."""
     samples, limits, shares, busy = [], [], [], []
     per_worker = place(experiment, "cuda").envs_per_worker
-    with running_replica(experiment) as replica:
+    with BareEmulators(experiment.env.name, cores, per_worker) as emulators, running_replica(experiment) as replica:
         action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
         while learn and replica.progress.updates == 0:
@@ -119,7 +120,8 @@ def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats:
                 raise RunError(f"{experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s")
         warm_up_until(action, SETTLING)
         for _ in range(repeats):
-            limits.append(emulator_speed(experiment.env.name, cores, per_worker, seconds))
+            limits.append(emulators.speed(seconds))
+            action()  # environments may move after any pause: once now, not in every window
             with BusyShare() as share:
                 replica.timing.reset()
                 steps, start = replica.progress.steps, time.perf_counter()

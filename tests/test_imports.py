@@ -27,7 +27,8 @@ LAYERS = (
     "replica",
     "session",
     "topologies",
-    "plan bench",
+    "plan emulators",
+    "bench",
     "gpu_bench",
     "__main__",
 )

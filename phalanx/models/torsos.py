@@ -59,6 +59,8 @@ def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | Ml
     if config.first_stride != 4 and config.torso != "ga3c-large":
         raise UserError(f"model.first_stride is for the torso ga3c-large; leave it at 4 with {config.torso}")
     if config.torso == "mlp":
+        if config.width != 1:
+            raise UserError("model.width is for convolutions; leave it at 1 with mlp and use model.hidden")
         return MlpTorso(config, spec, stack)
     if not spec.is_image:
         raise UserError(
@@ -76,7 +78,7 @@ class ConvTorso(nn.Module):
 
     def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
-        layers = CONVOLUTIONS[config.torso]
+        layers = tuple(replace(layer, filters=layer.filters * config.width) for layer in CONVOLUTIONS[config.torso])
         if config.torso == "ga3c-large":
             layers = (replace(layers[0], stride=config.first_stride), *layers[1:])
         self.layers, self.pads = layers, layer_pads(config, layers, spec)

@@ -154,6 +154,7 @@ def test_torso_equals_the_plain_network_on_scaled_floats(
     [
         (ModelConfig(torso="nips", padding=True), spec(1, 104, 80), 4, 897_328),
         (ModelConfig(torso="nature", padding=True), spec(1, 104, 80), 4, 3_617_440),
+        (ModelConfig(torso="nips", width=2), SPEC, 4, 8_224 + 32_832 + 9 * 9 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large"), SPEC, 4, 8_224 + 16_416 + 32_832 + 6 * 6 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large", first_stride=1), SPEC, 4, 8_224 + 16_416 + 32_832 + 21 * 21 * 64 * 256 + 256),
         (ModelConfig(torso="mlp"), spec(4, dtype=np.float32), 1, 4 * 64 + 64 + 64 * 64 + 64),
@@ -197,6 +198,7 @@ def test_mlp_sees_zeros_for_older_vectors_and_scales_bytes() -> None:
         (ModelConfig(torso="nips"), spec(4, dtype=np.float32), "use model.torso mlp"),
         (ModelConfig(torso="ga3c", padding=True), SPEC, "model.padding is for"),
         (ModelConfig(torso="nature", first_stride=2), SPEC, "model.first_stride is for"),
+        (ModelConfig(torso="mlp", width=2), spec(4, dtype=np.float32), "model.width is for"),
         (ModelConfig(torso=cast(Any, "natur")), SPEC, "did you mean nature"),
     ],
 )
