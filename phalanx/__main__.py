@@ -78,9 +78,9 @@ def train(arguments: list[str]) -> int:
 
 def resume(arguments: list[str]) -> int:
     directory, flags = run_directory("resume", arguments)
-    from phalanx.config import difference, load
     from phalanx.registry import topology
     from phalanx.session import Session, run_checkpoints
+    from phalanx.stored import difference, load
 
     saved = load(directory / "config.json")
     experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
@@ -236,11 +236,11 @@ def existing_run(directory: Path) -> Path:
 
 def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint."""
-    from phalanx.config import load
     from phalanx.parameters.flat import FlatParameters
     from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
     from phalanx.runtime.device import choose_compute
     from phalanx.session import run_checkpoints
+    from phalanx.stored import load
     from phalanx.types import Progress
 
     experiment = load(existing_run(directory) / "config.json")

@@ -14,11 +14,10 @@ from phalanx.config import (
     Experiment,
     PPOConfig,
     SynchronousConfig,
-    flat,
     nearest_divisor,
-    require_choice,
 )
 from phalanx.errors import require
+from phalanx.stored import flat, require_choice
 
 POSITIVE = (
     *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),

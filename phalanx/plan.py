@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import DQNConfig, Experiment, PPOConfig, difference
+from phalanx.config import DQNConfig, Experiment, PPOConfig
 from phalanx.presets import PRESETS
 from phalanx.probe import resolve_precision
 from phalanx.registry import MakeEnv, make_network
@@ -13,6 +13,7 @@ from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usabl
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
 from phalanx.sampling.placement import place
+from phalanx.stored import difference
 from phalanx.types import EnvSpec
 
 

@@ -33,6 +33,7 @@ from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.processes import ProcessEnvs
+from phalanx.stored import save
 from phalanx.types import EnvSpec
 
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
@@ -100,7 +101,7 @@ class Session:
             self.scores.restore(self.loaded.state["scores"])
             self.time_before = self.loaded.state["time_s"]
             self.logger.rewind(replica.progress.steps)
-            self.experiment.save(self.directory / "config.json")  # flags may have changed it
+            save(self.experiment, self.directory / "config.json")  # flags may have changed it
         now = time.perf_counter()
         self.last_record = (now, replica.progress.steps)
         self.last_checkpoint = (now, replica.progress.updates)
@@ -326,7 +327,7 @@ def new_directory(experiment: Experiment) -> Path:
     except OSError as error:
         reason = error.strerror
         raise UserError(f"cannot make the run directory {directory}: {reason}; choose --run.directory") from None
-    experiment.save(directory / "config.json")
+    save(experiment, directory / "config.json")
     return directory
 
 

@@ -26,11 +26,10 @@ from phalanx.config import (
     SamplerConfig,
     SynchronousConfig,
     ToyConfig,
-    difference,
-    load,
 )
 from phalanx.errors import UserError
 from phalanx.presets import PRESETS, preset
+from phalanx.stored import difference, load, save
 
 PACKAGE = Path(config.__file__).parent
 KINDS = {name: kind for name, kind in vars(config).items() if dataclasses.is_dataclass(kind)}
@@ -51,7 +50,7 @@ def test_every_preset_validates_and_knows_its_name(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_config_json_reproduces_the_experiment(name, tmp_path):
     experiment = preset(name)
-    experiment.save(tmp_path / "config.json")
+    save(experiment, tmp_path / "config.json")
     loaded = load(tmp_path / "config.json")
     assert loaded == experiment
     assert type(loaded.algorithm) is type(experiment.algorithm)  # a C51Config is a DQNConfig, but not equal to it
@@ -65,7 +64,7 @@ def test_config_json_keeps_changed_and_empty_values(tmp_path):
         optimizer=OptimizerConfig(learning_rate=1 / 3, final_learning_rate=None),
         run=RunConfig(target_score=18.0, name="a run"),
     )
-    experiment.save(tmp_path / "config.json")
+    save(experiment, tmp_path / "config.json")
     assert load(tmp_path / "config.json") == experiment
 
 

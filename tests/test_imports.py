@@ -18,6 +18,7 @@ PACKAGE = Path(phalanx.__file__).parent
 LAYERS = (
     "phalanx struct errors",
     "types config",
+    "stored",
     "checks seams runtime",
     "algorithms models envs logs",
     "presets registry parameters replay",

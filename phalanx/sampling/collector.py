@@ -66,9 +66,11 @@ class Collector:
         asked: list[int] = []  # those whose actions are being chosen,
         away: list[int] = []  # and those that step, in the order in which they went
         while here or asked or away:
-            if asked and self._is_answered(asked[0]):
-                away.append(asked.pop(0))
-                self._send(away[-1], meanwhile)
+            answered = next(filter(self._is_answered, asked), None)
+            if answered is not None:
+                asked.remove(answered)
+                away.append(answered)
+                self._send(answered, meanwhile)
             elif here:
                 asked.append(here.pop(0))
                 self._ask(asked[-1], 0, meanwhile)
