@@ -61,7 +61,7 @@ def train(arguments: list[str]) -> int:
         from phalanx.probe import resolve_precision
         from phalanx.registry import topology
         from phalanx.runtime.device import choose_compute
-        from phalanx.session import Session, new_directory, run_checkpoints
+        from phalanx.session import Session, locked, new_directory, run_checkpoints
 
         check_pieces(experiment, None if early is None else early.spec.seen)
         if early is not None and choose_compute(experiment.run).device.type != "cuda":
@@ -70,7 +70,8 @@ def train(arguments: list[str]) -> int:
         experiment = resolve_precision(experiment)
         directory = new_directory(experiment)
         checkpoints = run_checkpoints(experiment, directory, warn)
-        return Session(experiment, directory, checkpoints, early=early).run(topology(experiment))
+        with locked(directory):
+            return Session(experiment, directory, checkpoints, early=early).run(topology(experiment))
     finally:
         if early is not None:
             early.close()
@@ -79,17 +80,24 @@ def train(arguments: list[str]) -> int:
 def resume(arguments: list[str]) -> int:
     directory, flags = run_directory("resume", arguments)
     from phalanx.registry import topology
-    from phalanx.session import Session, run_checkpoints
+    from phalanx.session import Session, locked, run_checkpoints
     from phalanx.stored import difference, load
 
     saved = load(directory / "config.json")
     experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
     for name, (old, _) in difference(experiment, saved).items():
-        if name.startswith(KEPT):
+        if name.startswith((*KEPT, *kept_by(saved))):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
     checkpoints = run_checkpoints(experiment, directory, warn)
-    loaded = checkpoints.load()
-    return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
+    with locked(directory):
+        loaded = checkpoints.load()
+        return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
+
+
+def kept_by(saved: Experiment) -> list[str]:
+    """Further values that a resumed run cannot change: they shape what its checkpoints hold."""
+    kept = ["sampler.horizon", "sampler.batch"] if getattr(saved.topology, "overlap", False) else []
+    return kept + (["algorithm.prioritized"] if getattr(saved.algorithm, "checkpoint_replay", False) else [])
 
 
 def evaluate_command(arguments: list[str]) -> int:
@@ -98,7 +106,7 @@ def evaluate_command(arguments: list[str]) -> int:
     parser.add_argument("--games", type=int, default=30, help="games to play")
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the games")
     options = parser.parse_args(arguments)
     import statistics
 
@@ -122,7 +130,7 @@ def play(arguments: list[str]) -> int:
     parser.add_argument("--games", type=int, default=1, help="games to play")
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the games")
     parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
     options = parser.parse_args(arguments)
     from phalanx.logs.video import write_video
@@ -243,7 +251,7 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
     from phalanx.stored import load
     from phalanx.types import Progress
 
-    experiment = load(existing_run(directory) / "config.json")
+    experiment = load(existing_run(directory) / "config.json").validate()
     checkpoints = run_checkpoints(experiment, directory, warn)
     loaded = checkpoints.load_best() if best else checkpoints.load()
     compute = choose_compute(experiment.run)
@@ -259,17 +267,30 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     where workers have made some."""
     import dataclasses
 
+    from phalanx.config import DQNConfig
     from phalanx.registry import MakeEnv, make_network
+    from phalanx.replay.experience import check_replay
     from phalanx.runtime.device import choose_compute
     from phalanx.sampling.placement import place
 
-    place(experiment, choose_compute(experiment.run).device.type)
+    device = choose_compute(experiment.run).device
+    place(experiment, device.type)
     if spec is None:
         env = MakeEnv(experiment.env, experiment.run.seed)(0)
         spec = env.spec
         env.close()
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
     make_network(dataclasses.replace(experiment, model=quick), spec)
+    if isinstance(experiment.algorithm, DQNConfig):
+        check_replay(experiment.algorithm, spec, experiment.sampler.environments, device)
+
+
+def natural(text: str) -> int:
+    """A number an argument of the command line may be: 0 or more."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative; give 0 or more")
+    return value
 
 
 def positive(value: int, name: str) -> int:

@@ -26,6 +26,8 @@ from phalanx.errors import UserError
 if TYPE_CHECKING:
     from phalanx.seams import VectorEnvs
 
+GAME = "breakout"  # what is measured unless told otherwise
+
 
 def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx bench` and print a table, or one JSON object."""
@@ -34,9 +36,9 @@ def command(arguments: list[str]) -> int:
     )
     parser.add_argument("what", choices=["sampling", "training"], help="what to measure; also: phalanx bench gpu")
     parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
-    parser.add_argument("--game", default="breakout", help="Atari game")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
+    parser.add_argument("--game", help="Atari game (breakout); --env.game is the same")
+    parser.add_argument("--seconds", type=above_zero(float), default=8.0, help="length of each measurement")
+    parser.add_argument("--repeats", type=above_zero(int), default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments)
     from phalanx.__main__ import parse_flags
@@ -44,13 +46,26 @@ def command(arguments: list[str]) -> int:
     from phalanx.probe import default_preset, resolve_precision
 
     name = default_preset() if options.preset == "default" else options.preset
-    experiment = parse_flags("phalanx bench", preset(name), flags)
-    if isinstance(experiment.env, AtariConfig):
-        experiment = dataclasses.replace(experiment, env=dataclasses.replace(experiment.env, game=options.game))
+    base = preset(name)
+    if isinstance(base.env, AtariConfig):
+        base = dataclasses.replace(base, env=dataclasses.replace(base.env, game=options.game or GAME))
+    experiment = parse_flags("phalanx bench", base, flags)
     measure = sampling if options.what == "sampling" else training
     results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
     show(results, options.json)
     return 0
+
+
+def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Reads a number of the command line that must be more than 0."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
+        return value
+
+    return read
 
 
 def show(results: dict[str, Any], as_json: bool) -> None:

@@ -57,7 +57,7 @@ def _numbers(experiment: Experiment) -> None:
         require(values.get(name, 1) > 0, f"{name} is {values.get(name)}, but must be greater than 0")
     for name in NOT_NEGATIVE:
         require(values.get(name, 0) >= 0, f"{name} is {values.get(name)}, but must not be negative")
-    require(experiment.env.stack < 256, f"env.stack is {experiment.env.stack}, but at most 255 frames can be stacked")
+    require(experiment.env.stack < 255, f"env.stack is {experiment.env.stack}, but at most 254 frames can be stacked")
     require(0 < experiment.algorithm.discount <= 1, "algorithm.discount must lie in (0, 1]")
     require(0 <= values.get("algorithm.gae_lambda", 1) <= 1, "algorithm.gae_lambda must lie in [0, 1]")
 

@@ -21,7 +21,7 @@ from phalanx.errors import NotFinite
 from phalanx.logs.metrics import MetricAverager, Timing
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import average_norm_clip, global_norm_clip
-from phalanx.runtime.device import Compute
+from phalanx.runtime.device import Compute, restore_generator
 from phalanx.seams import Experience, ParameterStore
 from phalanx.types import Chosen, Gradient, Loss, Progress
 
@@ -120,7 +120,7 @@ class Learner:
         return {"shuffle": self.shuffle.get_state(), "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.shuffle.set_state(state["shuffle"])
+        restore_generator(self.shuffle, state["shuffle"])
         self.algorithm.restore(state["algorithm"])
 
 

@@ -200,7 +200,9 @@ class OverlappedReplica(Replica):
             self.has_rollout = True
 
     def _update(self, updates: Iterator[None], count: int) -> bool:
-        """The next updates, on the learner's stream; False when there are none left."""
+        """The next updates, on the learner's stream; False when there are none left. What has been learnt from in part
+        is no longer there to be learnt from: an interrupted run must not begin with it again."""
+        self.has_rollout = False
         with on_stream(self.learning):
             return all(next(updates, self) is None for _ in range(count))
 

@@ -15,7 +15,7 @@ The loop they form, whatever the topology:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,10 +82,19 @@ class Experience(Protocol):
     def state(self) -> dict[str, Any]:
         """What is small enough to be part of a checkpoint's state."""
 
-    def saver(self) -> Callable[[Path], None] | None:
-        """What writes the rest into a checkpoint's directory, as it is now, while training goes on; None: no rest."""
+    def saver(self) -> Saver | None:
+        """What writes the rest, as it is now; None: there is no rest."""
 
     def restore(self, state: dict[str, Any], directory: Path) -> None: ...
+
+
+class Saver(Protocol):
+    """Writes what is large of an experience into a checkpoint's directory while training goes on."""
+
+    def __call__(self, directory: Path) -> None: ...
+
+    def release(self) -> None:
+        """It is written, or given up: nothing has to wait for it any longer."""
 
 
 class ParameterStore(Protocol):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import math
+import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +39,7 @@ from phalanx.stored import save
 from phalanx.types import EnvSpec
 
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
+LOOK_AGAIN_SECONDS = 0.1  # after which an interruption is tried again that met a checkpoint being written
 
 
 class Interrupted(BaseException):
@@ -63,6 +66,7 @@ class Session:
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
         self.signal: int | None = None
+        self.writing = False  # a checkpoint in this thread, which no signal may tear
         self.began = time.perf_counter()
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger
@@ -78,13 +82,13 @@ class Session:
                 self.after_iteration()
             self._finish(with_envs=True)
         except Interrupted:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # that of the first signal, if there were two
             self.stop_reason = f"stopped by {signal.Signals(self.signal or signal.SIGTERM).name}"
             self._finish(with_envs=False)
         except NotFinite as error:
             raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
-        except RunError:
-            with contextlib.suppress(RunError):  # a full disk must not hide the reason
-                self.checkpoint(with_envs=False, last=True)
+        except Exception:
+            self._save_in_need()
             raise
 
     def event(self, sentence: str) -> None:
@@ -127,6 +131,8 @@ class Session:
         run, progress = self.experiment.run, self.replica.progress
         scores = self.replica.collector.take_scores()
         progress.episodes += self.scores.add(np.array(scores))
+        if self.background.failure is not None:
+            self.background.finish()
         now = time.perf_counter()
         if self.next_evaluation and progress.steps >= self.next_evaluation:
             self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every
@@ -184,19 +190,26 @@ class Session:
         contents = (self.replica.weights(), state, progress.steps, self._score())
         self.last_checkpoint = (time.perf_counter(), progress.updates)
         saver = self.replica.experience.saver()
-        if saver is None or last:
+        if saver is not None and not last:
+            self.background.write(*contents, saver)
+            return None
+        self.writing = True
+        try:
             self.background.finish()
             return self.checkpoints.write(*contents, saver)
-        self.background.write(*contents, saver)
-        return None
+        finally:
+            self.writing = last  # after the last one only the end is left
+            if saver is not None:
+                saver.release()
 
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
         """Run a topology to its end, whatever that is; the exit code."""
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             topology(self._reseeded(), self)
-        except Interrupted:
-            pass  # before the first step, or a second signal: nothing more can be kept
+        except Interrupted:  # before the first step, or a third signal
+            if hasattr(self, "logger"):
+                self.event("stopped at once; what the newest checkpoint holds is kept")
         except RunError:
             if self.signal is None or hasattr(self, "replica"):
                 raise  # else the signal reached workers that were about to start
@@ -247,10 +260,16 @@ class Session:
         except (OSError, SafetensorError) as failure:
             batch = f"the batch could not be kept ({failure})"
         if not all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
+            with contextlib.suppress(RunError):
+                self.background.finish()  # one that is being written is an earlier one
             return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
-        with contextlib.suppress(RunError):  # a full disk must not hide the reason
-            self.checkpoint(with_envs=False, last=True)
+        self._save_in_need()
         return f"{batch}, the last good parameters are kept"
+
+    def _save_in_need(self) -> None:
+        """The last checkpoint of a run that an error ends; a full disk, or a device that is gone, must not hide it."""
+        with contextlib.suppress(Exception):
+            self.checkpoint(with_envs=False, last=True)
 
     def _evaluate(self) -> None:
         run, replica = self.experiment.run, self.replica
@@ -301,14 +320,18 @@ class Session:
         return self.scores.mean if self.scores.count >= 100 else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise Interrupted
-        self.signal = number
-        signal.signal(signal.SIGALRM, lambda *_: self._too_late())
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        if self.signal is None:
+            self.signal = number
+            signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        else:
+            self._interrupt()
 
-    def _too_late(self) -> None:
-        raise Interrupted
+    def _interrupt(self) -> None:
+        """Leave whatever goes on, but for a checkpoint that is being written: it would be lost."""
+        if not self.writing:
+            raise Interrupted
+        signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
 
 
 def new_directory(experiment: Experiment) -> Path:
@@ -329,6 +352,23 @@ def new_directory(experiment: Experiment) -> Path:
         raise UserError(f"cannot make the run directory {directory}: {reason}; choose --run.directory") from None
     save(experiment, directory / "config.json")
     return directory
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Only one process at a time may write to a run; the lock goes with the process, however it ends."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"run {directory} is being written by another process; stop that one first") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def run_checkpoints(experiment: Experiment, directory: Path, report: Callable[[str], None]) -> Checkpoints:

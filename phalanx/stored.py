@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from phalanx.config import Experiment
@@ -12,9 +14,16 @@ from phalanx.errors import RunError, UserError, unknown
 
 
 def save(experiment: Experiment, path: Path) -> None:
+    """Write it whole or not at all: a run without its configuration is lost."""
+    temporary = path.with_name(f".tmp-{path.name}")
     try:
-        path.write_text(json.dumps(dataclasses.asdict(experiment), indent=2) + "\n")
+        with temporary.open("w") as file:
+            file.write(json.dumps(dataclasses.asdict(experiment), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise RunError(f"cannot write {path} ({error.strerror}); make room there and start again") from None
 
 
@@ -52,7 +61,17 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
             raise UserError(f"{name} must be an object with named values, not {value!r}")
         return build(hint, value, "" if hint is Experiment else f"{name}.")
     require_choice(hint, value, name)
+    _require_type(hint, value, name)
     return value
+
+
+def _require_type(hint: Any, value: Any, name: str) -> None:
+    """Refuse a value of another type than its field's; a whole number will do for a float."""
+    types = tuple(kind for kind in get_args(hint) or (hint,) if isinstance(kind, type))
+    fits = type(value) in types or (float in types and type(value) is int)
+    if get_origin(hint) is not Literal and not fits:
+        names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in types)
+        raise UserError(f"{name} must be of type {names}, not {value!r}; correct it in the run's config.json")
 
 
 def require_choice(hint: Any, value: Any, name: str) -> None:

@@ -137,7 +137,7 @@ def refused(experiment: Experiment) -> str:
         ({"env": AtariConfig(noop_min=31)}, "env.noop_min must lie in 0..env.noop_max"),
         ({"env": AtariConfig(color="rgb", frame="104x80")}, "env.color rgb needs env.frame 84x84"),
         ({"env": AtariConfig(stack=0)}, "env.stack is 0"),
-        ({"env": AtariConfig(stack=256)}, "at most 255"),
+        ({"env": AtariConfig(stack=255)}, "at most 254"),
         ({"env": ToyConfig(length=0)}, "env.length is 0"),
         ({"model": ModelConfig(torso="mlp")}, "model.torso mlp takes vectors, but Atari gives images"),
         ({"model": ModelConfig(hidden=-1)}, "model.hidden is -1"),

@@ -180,7 +180,7 @@ class AtariEnv:
         if self._goes_on:
             assert self._kept is not None
             np.copyto(self._screen.screens, self._kept)
-            self._press_start()
+            self._score += self._press_start()
         if not self._goes_on or self._ale.game_over():
             self._begin_game()
         self._goes_on, self._kept = False, None

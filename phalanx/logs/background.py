@@ -6,14 +6,13 @@ What is small is copied at once; the large part (the replay memory) is written p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from phalanx.errors import RunError
 from phalanx.logs.checkpoint import Checkpoints
+from phalanx.seams import Saver
 
 WRITE_TIMEOUT = 1800.0  # seconds the largest checkpoint may take
 
@@ -36,7 +35,7 @@ class BackgroundWriter:
         state: Any,
         steps: int,
         score: float | None,
-        extra: Callable[[Path], None],
+        saver: Saver,
     ) -> None:
         """Begin to write; only after the one before was finished."""
         self.finish()
@@ -44,9 +43,11 @@ class BackgroundWriter:
 
         def work() -> None:
             try:
-                self.checkpoints.write(weights, copied, steps, score, extra)
+                self.checkpoints.write(weights, copied, steps, score, saver)
             except Exception as error:
                 self.failure = error
+            finally:
+                saver.release()
 
         self.thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self.thread.start()

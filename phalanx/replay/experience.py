@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from phalanx.config import DQNConfig
 from phalanx.replay.indexing import Index, PrioritizedIndex, UniformIndex, index_bytes
 from phalanx.replay.storage import FrameStorage, check_memory, free_bytes, storage_bytes
+from phalanx.seams import Saver
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 
@@ -38,7 +38,7 @@ class Latest:
     def state(self) -> dict[str, Any]:
         return {}
 
-    def saver(self) -> Callable[[Path], None] | None:
+    def saver(self) -> Saver | None:
         """Nothing is large."""
 
     def restore(self, state: dict[str, Any], directory: Path) -> None: ...
@@ -83,7 +83,7 @@ class Replay:
         """What is small of the memory, or nothing if it is not part of checkpoints."""
         return {"storage": self.storage.state(), "index": self.index.state()} if self.checkpointed else {}
 
-    def saver(self) -> Callable[[Path], None] | None:
+    def saver(self) -> Saver | None:
         """Writes the large part into a checkpoint's directory."""
         return self.storage.saver() if self.checkpointed else None
 
@@ -98,11 +98,17 @@ class Replay:
         self.index.move(self.storage.drawable, self.storage.cut.view(-1))
 
 
-def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int, device: torch.device) -> Replay:
-    """The memory a configuration describes; refused before anything is allocated if it does not fit."""
+def check_replay(config: DQNConfig, spec: EnvSpec, environments: int, device: torch.device) -> None:
+    """Refuse a memory that does not fit."""
     rows = config.replay_size // environments * environments
     needed = storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
     check_memory(needed, free_bytes(device))
+
+
+def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int, device: torch.device) -> Replay:
+    """The memory a configuration describes; refused before anything is allocated if it does not fit."""
+    rows = config.replay_size // environments * environments
+    check_replay(config, spec, environments, device)
     storage = FrameStorage(spec, stack, environments, config.replay_size, config.n_step, config.discount, device)
     index: Index = UniformIndex(rows, device)
     if config.prioritized:

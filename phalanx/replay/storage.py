@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -212,28 +212,12 @@ class FrameStorage:
             "last_frames": self.last_frames[list(slots)],
         }
 
-    def saver(self) -> Callable[[Path], None]:
-        """A function that writes the tables as they are now into a directory, in another thread if need be: the oldest
-        rows first, which are the next to be overwritten, so that `put` hardly ever waits."""
-        snapshot = self.snapshot = Snapshot(range(self.written - self.filled, self.written))
+    def saver(self) -> TableSaver:
+        """What writes the tables as they are now into a directory, in another thread if need be."""
+        self.snapshot = Snapshot(range(self.written - self.filled, self.written))
+        return TableSaver(self, self.snapshot)
 
-        def save(directory: Path) -> None:
-            try:
-                with contextlib.ExitStack() as stack:
-                    files = {name: stack.enter_context((directory / table_file(name)).open("wb")) for name in TABLES}
-                    for part in self._parts(snapshot.rows):
-                        for rows in ring_slices(part, self.length):
-                            for name, file in files.items():
-                                file.write(
-                                    getattr(self, name)[rows].cpu().contiguous().view(-1).view(torch.uint8).numpy()
-                                )
-                        snapshot.advance(part.stop)
-            finally:
-                snapshot.advance(snapshot.rows.stop)
-
-        return save
-
-    def _parts(self, span: range) -> Iterator[range]:
+    def parts(self, span: range) -> Iterator[range]:
         """Time rows a few at a time, in order."""
         step = max(1, SAVED_AT_ONCE // (self.frames[0].numel() * self.frames.element_size()))
         for start in range(span.start, span.stop, step):
@@ -251,7 +235,7 @@ class FrameStorage:
         for name in TABLES:
             table = getattr(self, name)
             with (directory / table_file(name)).open("rb") as file:
-                for part in self._parts(range(self.written - self.filled, self.written)):
+                for part in self.parts(range(self.written - self.filled, self.written)):
                     for rows in ring_slices(part, self.length):
                         table[rows] = read_rows(file, table[rows]).to(self.device)
         if state["last_ids"]:
@@ -291,6 +275,29 @@ def storage_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
 def free_bytes(device: torch.device) -> int:
     """Bytes that can still be taken on a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+class TableSaver:
+    """Writes a storage's tables as they were: the oldest rows first, which are the next to be overwritten, so that
+    `put` hardly ever waits."""
+
+    def __init__(self, storage: FrameStorage, snapshot: Snapshot) -> None:
+        self.storage = storage
+        self.snapshot = snapshot
+
+    def __call__(self, directory: Path) -> None:
+        storage, snapshot = self.storage, self.snapshot
+        with contextlib.ExitStack() as stack:
+            files = {name: stack.enter_context((directory / table_file(name)).open("wb")) for name in TABLES}
+            for part in storage.parts(snapshot.rows):
+                for rows in ring_slices(part, storage.length):
+                    for name, file in files.items():
+                        table = getattr(storage, name)[rows].cpu().contiguous()
+                        file.write(table.view(-1).view(torch.uint8).numpy())
+                snapshot.advance(part.stop)
+
+    def release(self) -> None:
+        self.snapshot.advance(self.snapshot.rows.stop)
 
 
 def check_memory(bytes_needed: int, bytes_free: int) -> None:

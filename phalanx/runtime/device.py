@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -70,3 +71,12 @@ def choose_compute(run: RunConfig) -> Compute:
             torch.cuda.set_device(device)  # streams and graphs are made on the current one
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
     return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda")
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Go on with the numbers of a saved state. Those of another kind of device cannot be taken over: a run that moves
+    there goes on with others."""
+    if state.numel() == generator.get_state().numel():
+        generator.set_state(state)
+    else:
+        generator.manual_seed(zlib.crc32(state.numpy().tobytes()))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from phalanx.errors import NotFinite
 from phalanx.logs.metrics import Timing
-from phalanx.runtime.device import Compute
+from phalanx.runtime.device import Compute, restore_generator
 from phalanx.seams import Policy, VectorEnvs
 from phalanx.types import EnvSpec, EnvStep, Progress, Rollout, torch_dtype
 
@@ -110,7 +110,7 @@ class Collector:
     def restore(self, state: dict[str, Any]) -> None:
         self.rollout.frames[-self.stack :] = state["frames"].to(self.device)
         self.rollout.history[-1] = state["history"].to(self.device)
-        self.generator.set_state(state["noise"])
+        restore_generator(self.generator, state["noise"])
         self.primed = state["primed"]
 
     def _begin(self, progress: Progress) -> None:

@@ -47,6 +47,7 @@ class WorkerHandle:
         self.control: socket.socket
         self.process: subprocess.Popen[bytes]
         self.death_watch = -1  # readable when the process is dead
+        self.traceback = ""  # of what it died of, once heard
 
     def start(self, orders: Orders) -> None:
         """Start the process; `wait_ready` tells when its environments are made."""
@@ -73,22 +74,29 @@ class WorkerHandle:
             raise WorkerFailed(message[1] if message else "it died without a word")
 
     def hear(self) -> Any:
-        """The next message; an error tuple if none comes."""
+        """The next message; an error tuple if none comes. One that says nothing for so long is killed, or its answer
+        would be taken for that to a later question."""
         try:
-            return receive(self.control)
-        except (TimeoutError, OSError) as error:
-            return ("error", f"no answer: {error}")
+            message = receive(self.control)
+        except TimeoutError:
+            self.kill()
+            message = ("error", f"no answer for {START_TIMEOUT:g} s")
+        except OSError as error:
+            message = ("error", f"no answer: {error}")
+        if isinstance(message, tuple) and message[0] == "error":
+            self.traceback = str(message[1])
+        return message
 
     def ask(self, kind: str, content: Any = None) -> Any:
         """Send a rare message and wait for the answer."""
-        try:
+        with contextlib.suppress(OSError):  # a dead one may have said why
             send(self.control, (kind, content))
-        except OSError as error:
-            raise RunError(f"env worker {self.number} cannot be reached: {error}") from None
         return self.hear()
 
     def last_words(self) -> str:
         """Why it died: the traceback it sent, or the signal that killed it."""
+        if self.traceback:
+            return self.traceback
         self.control.settimeout(0.2)
         with contextlib.suppress(OSError):
             message = receive(self.control)
@@ -100,7 +108,10 @@ class WorkerHandle:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        self.process.wait(timeout=STOP_TIMEOUT)
+        try:
+            self.process.wait(timeout=STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"env worker {self.number} cannot be killed; it hangs in the system") from None
 
     def release(self) -> None:
         """Close what belongs to this process alone; twice does no harm."""
@@ -226,8 +237,12 @@ class ProcessEnvs:
         """States by environment, so that a run can be resumed with another number of workers."""
         self._wait_until_ready()
         slots: dict[int, Any] = {}
-        for worker in self.workers:
+        for worker in list(self.workers):
             answer = worker.ask("state")
+            if not isinstance(answer, dict):  # it died since its last step, or of this
+                worker.kill()
+                self._replace(worker)
+                answer = self.workers[worker.number].ask("state")
             if not isinstance(answer, dict):
                 raise RunError(f"env worker {worker.number} gave no state: {answer[1] if answer else 'it is dead'}")
             slots.update(answer)
@@ -238,8 +253,9 @@ class ProcessEnvs:
             self.recv(group)  # the first step was asked for already; it must not hit restored environments
         for worker in self.workers:
             answer = worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
-            if answer is not None:
-                raise RunError(f"env worker {worker.number} cannot restore its environments: {answer[1]}")
+            if answer is not True:
+                reason = answer[1] if answer else worker.last_words()
+                raise RunError(f"env worker {worker.number} cannot restore its environments: {reason}")
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
@@ -350,10 +366,10 @@ class ProcessEnvs:
             raise RunError(f"more than {self.max_deaths} env workers died; the last: {story}")
         successor = WorkerHandle(dead.number, dead.incarnation + 1, dead.wake)
         self.workers[dead.number] = successor
-        successor.start(self._orders(successor))
         try:
+            successor.start(self._orders(successor))
             successor.wait_ready()
-        except WorkerFailed as failure:
+        except (WorkerFailed, OSError) as failure:
             raise RunError(f"env worker {dead.number} could not be replaced: {failure}") from None
         self._watch()
 

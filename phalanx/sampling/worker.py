@@ -153,9 +153,10 @@ class Worker:
     def state(self, _: None) -> dict[int, Any]:
         return {slot.index: slot.state() for slot in self.slots()}
 
-    def restore(self, states: dict[int, Any]) -> None:
+    def restore(self, states: dict[int, Any]) -> bool:
         for slot in self.slots():
             slot.restore(states[slot.index])
+        return True
 
     def give(self, indices: list[int]) -> dict[int, Any]:
         """Hand over environments to another worker; their simulators stay here as spares."""
