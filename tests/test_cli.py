@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import phalanx
+from phalanx import bench
 from phalanx.__main__ import main
 from phalanx.errors import UserError
 from phalanx.presets import PRESETS
@@ -124,6 +125,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
             ["train", "a2c-catch", "--topology", "synchronous", "--sampler.workers", "3"],
             "8 environments do not divide among 3 workers; use --sampler.workers 2 or --sampler.environments 9",
         ),
+        (["train", "dqn-catch", "--algorithm.replay-size", "100000000000"], "algorithm.replay_size"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(complaint, tmp_path, monkeypatch, arguments, words):
@@ -147,6 +149,31 @@ def test_an_unknown_flag_or_value_names_the_right_one(capsys, flags, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "sampling", "--repeats", "0"],
+        ["bench", "training", "--seconds", "-1"],
+        ["bench", "gpu", "--seconds", "0"],
+        ["eval", "nowhere", "--seed", "-1"],
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert arguments[-2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "game"), [([], "breakout"), (["--env.game", "pong"], "pong"), (["--game", "freeway"], "freeway")]
+)
+def test_bench_measures_the_game_it_is_told(monkeypatch, capsys, flags, game):
+    monkeypatch.setattr(bench, "training", lambda experiment, seconds, repeats: {"env": experiment.env.name})
+    assert main(["bench", "training", "a2c", "--run.precision", "float32", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out) == {"env": game}
 
 
 def test_an_existing_run_is_refused_and_left_alone(complaint, runs):

@@ -27,12 +27,26 @@ from phalanx.config import (
     SynchronousConfig,
     ToyConfig,
 )
-from phalanx.errors import UserError
+from phalanx.errors import RunError, UserError
 from phalanx.presets import PRESETS, preset
 from phalanx.stored import difference, load, save
 
 PACKAGE = Path(config.__file__).parent
 KINDS = {name: kind for name, kind in vars(config).items() if dataclasses.is_dataclass(kind)}
+
+
+def test_a_configuration_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    save(preset("a2c-catch"), path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        save(preset("ppo-catch"), path)
+    assert load(path) == preset("a2c-catch")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def class_bodies() -> dict[str, list[ast.stmt]]:
@@ -97,6 +111,9 @@ def saved(tmp_path: Path, change: dict) -> Path:
         ({"env.frame": "90x90"}, "unknown value of env.frame '90x90'; did you mean 104x80"),
         ({"topology.name": "ring"}, "the values of topology belong to no one kind"),
         ({"sampler": 5}, "sampler must be an object"),
+        ({"run.keep_checkpoints": "3"}, "run.keep_checkpoints must be of type int, not '3'"),
+        ({"env.stack": True}, "env.stack must be of type int, not True"),
+        ({"run.target_score": "x"}, "run.target_score must be of type float or null"),
     ],
 )
 def test_a_config_json_that_does_not_fit_is_refused_by_name(tmp_path, change, words):

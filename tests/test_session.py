@@ -17,6 +17,10 @@ from safetensors.torch import load_file
 from phalanx.__main__ import main
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Catch, Identity
+from phalanx.errors import RunError
+from phalanx.replica import OverlappedReplica
+from phalanx.runtime.device import restore_generator
+from phalanx.session import Session, locked
 from runs import ATARI, alike, descendants, newest, records
 
 REQUIRED = (
@@ -125,6 +129,64 @@ def nan_observation(step: Any, count: list[int]) -> Any:
     return poisoned
 
 
+class TestErrors:
+    MEMORY = (*("--algorithm.checkpoint-replay", True, "--algorithm.replay-size", 2000), "--run.checkpoint-updates", 50)
+
+    def test_one_that_nobody_foresaw_leaves_a_checkpoint(self, train, tmp_path, monkeypatch):
+        """Also the one that was being written in the background is finished."""
+        after, count = Session.after_iteration, []
+
+        def failing(session: Session) -> None:
+            after(session)
+            count.append(session.replica.progress.updates)
+            if count[-1] >= 60:
+                raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(Session, "after_iteration", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train("dqn-catch", *self.MEMORY, steps=30_000)
+        assert newest(tmp_path / "run").state["replica"]["progress"]["updates"] == count[-1]
+
+    def test_a_failed_save_in_the_background_ends_the_run_with_its_reason(self, train, capsys, monkeypatch):
+        """The memory must not wait for a save that has given up."""
+
+        def full(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("phalanx.logs.checkpoint.save_file", full)
+        monkeypatch.setattr("phalanx.replay.storage.SAVE_TIMEOUT", 20.0)
+        assert train("dqn-catch", *self.MEMORY, steps=30_000) == 1
+        assert "No space left on device" in capsys.readouterr().err
+
+    def test_a_run_is_written_by_one_process_only(self, train, resume, tmp_path, capsys):
+        assert train("a2c-catch") == 0
+        before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        with locked(tmp_path / "run"):
+            assert resume("--run.steps", 2000) == 2
+        assert "is being written by another process" in capsys.readouterr().err
+        assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        assert resume("--run.steps", 2000) == 0
+
+    def test_an_interrupted_rollout_is_not_learnt_from_twice(self, train, resume, tmp_path, monkeypatch):
+        """With overlap: what was learnt from in part is given up, as it is without."""
+        update, calls = OverlappedReplica._update, []
+
+        def failing(replica: OverlappedReplica, *arguments: Any) -> bool:
+            calls.append(replica.progress.updates)
+            if len(calls) == 100:
+                raise RunError("stopped here")
+            return update(replica, *arguments)
+
+        monkeypatch.setattr(OverlappedReplica, "_update", failing)
+        flags = ("--topology", "synchronous", "--sampler.workers", 1, "--topology.overlap", True)
+        assert train("ppo-catch", *flags, steps=5000) == 1
+        kept = newest(tmp_path / "run").state["replica"]
+        assert kept["progress"]["updates"] > 0
+        assert kept["held"] is None
+        monkeypatch.undo()
+        assert resume() == 0
+
+
 class TestNotFinite:
     """The run stops with the reason, the batch is kept as evidence, and the last good parameters can be resumed."""
 
@@ -227,6 +289,21 @@ class TestResume:
         assert ours.state["scores"] == theirs.state["scores"]
         for name in ("progress", "store", "learner", "experience"):
             assert alike(ours.state["replica"][name], theirs.state["replica"][name]), name
+
+    @pytest.mark.parametrize("flags", [("--sampler.horizon", 16), ("--sampler.batch", 64)])
+    def test_with_overlap_keeps_the_shape_of_its_rollout(self, train, resume, capsys, flags):
+        overlap = ("--topology", "synchronous", "--sampler.workers", 1, "--topology.overlap", True)
+        assert train("ppo-catch", *overlap) == 0
+        assert resume(*flags) == 2
+        assert f"a resumed run keeps its {flags[0][2:]}" in capsys.readouterr().err
+
+    def test_on_another_kind_of_device_goes_on_with_other_numbers(self):
+        state = torch.arange(16, dtype=torch.uint8)  # of a GPU's generator
+        first, second = torch.Generator(), torch.Generator()
+        for generator in (first, second):
+            restore_generator(generator, state)
+        assert first.get_state().equal(second.get_state())
+        assert not first.get_state().equal(torch.Generator().get_state())
 
     def test_may_change_the_topology(self, train, resume, tmp_path):
         assert train("ppo-catch", "--topology", "serial", steps=2000, name="whole") == 0

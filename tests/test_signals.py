@@ -16,6 +16,7 @@ import pytest
 import phalanx
 from phalanx.__main__ import main
 from phalanx.envs.toy import Catch
+from phalanx.logs import checkpoint
 from runs import ATARI, descendants, newest, records
 
 ROOT = Path(phalanx.__file__).parent.parent
@@ -94,6 +95,47 @@ class TestSignals:
         returned, error = ended(process, children)
         assert "Traceback" not in error
         assert returned in (128 + number, -number)  # the handlers may not have been there yet
+
+    @pytest.mark.parametrize("signals", [1, 2])
+    def test_do_not_tear_the_last_checkpoint(self, tmp_path, monkeypatch, signals):
+        """It takes longer than the grace; the second signal and the alarm of the first come while it is written."""
+        step, manifest, calls = Catch.step, checkpoint._manifest, []
+
+        def signalled(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if len(calls) == 300:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, action, frame)
+
+        def slow(*arguments: Any) -> str:
+            if signals == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            return manifest(*arguments)
+
+        monkeypatch.setattr(Catch, "step", signalled)
+        monkeypatch.setattr(checkpoint, "_manifest", slow)
+        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 0.2)
+        place = ["--run.directory", str(tmp_path), "--run.name", "run"]
+        assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
+        kept = newest(tmp_path / "run")
+        assert kept.steps > 0
+        assert kept.state["replica"]["sampling"] is not None
+
+    def test_two_in_an_iteration_still_leave_a_checkpoint(self, tmp_path, monkeypatch):
+        step, calls = Catch.step, []
+
+        def signalled(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if len(calls) == 300:
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, action, frame)
+
+        monkeypatch.setattr(Catch, "step", signalled)
+        place = ["--run.directory", str(tmp_path), "--run.name", "run"]
+        assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
+        assert newest(tmp_path / "run").steps == 256
 
     def test_when_an_iteration_does_not_end_it_is_cut_off(self, tmp_path, monkeypatch, capsys):
         """A step that hangs for longer than the grace: parameters are kept, environments begin anew."""

@@ -82,7 +82,7 @@ class WorkerHandle:
             self.kill()
             message = ("error", f"no answer for {START_TIMEOUT:g} s")
         except OSError as error:
-            message = ("error", f"no answer: {error}")
+            return ("error", f"no answer: {error}")
         if isinstance(message, tuple) and message[0] == "error":
             self.traceback = str(message[1])
         return message

@@ -146,6 +146,18 @@ def test_fire_and_up_are_pressed_where_they_exist(game: str, presses: list[str])
     assert actions == [getattr(Action, press) for press in (["NOOP", *presses] if presses else [])]
 
 
+def test_what_the_presses_after_a_lost_life_score_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(game="breakout", fire_on_reset=True, episodic_life=True)
+    frame = frame_of(env)
+    env.reset(frame)
+    while not env.step(0, frame).terminated:
+        pass
+    before = env.state()["score"]
+    monkeypatch.setattr(env, "_press_start", lambda: 3)
+    env.reset(frame)
+    assert env.state()["score"] == before + 3
+
+
 @pytest.mark.parametrize("episodic", [False, True])
 def test_fire_is_pressed_after_a_lost_life(episodic: bool) -> None:
     env = make(game="breakout", fire_on_reset=True, episodic_life=episodic)

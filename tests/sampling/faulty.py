@@ -75,6 +75,11 @@ class Faulty(Ledger):
             os.kill(os.getpid(), signal.SIGKILL if plan.fault == "kill" else signal.SIGSEGV)
         return super().step(action, frame)
 
+    def state(self) -> dict:
+        if self.plan.fault == "state" and self.index == self.plan.culprit and self.incarnation == 0:
+            raise ValueError("the simulator has no state")
+        return super().state()
+
 
 @dataclass(frozen=True)
 class LedgerFactory:

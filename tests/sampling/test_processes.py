@@ -189,6 +189,51 @@ def test_a_worker_killed_from_outside_is_replaced():
     assert cut == [False, True, False, True]
 
 
+@pytest.mark.parametrize("fault", ["state", "none"])
+def test_a_death_at_a_save_is_an_event(fault):
+    """It raises when it is asked for its state, or it died since its last step."""
+    reports = []
+    envs = ProcessEnvs(FaultyFactory(fault, at=0), 2, 2, 2, report=reports.append)
+    try:
+        play(envs, 5)
+        if fault == "none":
+            os.kill(envs.workers[0].process.pid, signal.SIGKILL)
+        assert len(envs.state()["slots"]) == 4
+        rows, _ = play(envs, 12)
+    finally:
+        envs.close()
+    assert ("SIGKILL" if fault == "none" else "the simulator has no state") in reports[0]
+    assert envs.deaths == len(reports) == 1
+    cut = [any(flags[-1] for _, flags in deliveries) for deliveries in rows]
+    assert cut == [True, False, True, False] if fault == "none" else cut.count(True) == 2
+
+
+def test_the_traceback_of_a_worker_that_dies_of_a_move_is_heard():
+    reports = []
+    envs = ProcessEnvs(FaultyFactory("state", culprit=3, at=0), 2, 4, 1, balance=1e-9, report=reports.append)
+    try:
+        play(envs, 5)
+        for _ in range(2):  # the first look sets the scale, the second moves
+            envs.exchange.busy[:] += [9.0, 1.0]
+            envs.balance()
+        play(envs, 5)
+    finally:
+        envs.close()
+    assert len(reports) == 1
+    assert "the simulator has no state" in reports[0]
+
+
+def test_a_restore_that_fails_is_an_error():
+    envs = ProcessEnvs(LedgerFactory(), 1, 2)
+    try:
+        state = envs.state()
+        state["slots"][1] = {}
+        with pytest.raises(RunError, match=r"(?s)cannot restore its environments.*KeyError"):
+            envs.restore(state)
+    finally:
+        envs.close()
+
+
 def test_too_many_deaths_end_the_run():
     envs = ProcessEnvs(FaultyFactory("raise", at=1, always=True), 2, 2, max_deaths=2)
     try:
