@@ -297,6 +297,11 @@ class TestResume:
         assert resume(*flags) == 2
         assert f"a resumed run keeps its {flags[0][2:]}" in capsys.readouterr().err
 
+    def test_with_a_saved_memory_keeps_its_kind(self, train, resume, capsys):
+        assert train("dqn-catch", "--algorithm.checkpoint-replay", True) == 0
+        assert resume("--algorithm.prioritized", True) == 2
+        assert "a resumed run keeps its algorithm.prioritized" in capsys.readouterr().err
+
     def test_on_another_kind_of_device_goes_on_with_other_numbers(self):
         state = torch.arange(16, dtype=torch.uint8)  # of a GPU's generator
         first, second = torch.Generator(), torch.Generator()
