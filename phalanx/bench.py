@@ -59,13 +59,13 @@ def command(arguments: list[str]) -> int:
 def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
     """Reads a number of the command line that must be more than 0."""
 
-    def read(text: str) -> float:
+    def number(text: str) -> float:
         value = kind(text)
         if not value > 0:
             raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
         return value
 
-    return read
+    return number
 
 
 def show(results: dict[str, Any], as_json: bool) -> None:
