@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.errors import RunError, UserError, unknown
+from phalanx.errors import RunError, UserError, require, unknown
 
 if TYPE_CHECKING:
     from phalanx.config import Experiment
@@ -106,14 +106,15 @@ def evaluate_command(arguments: list[str]) -> int:
     parser.add_argument("--games", type=int, default=30, help="games to play")
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the games")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
     options = parser.parse_args(arguments)
     import statistics
 
     from phalanx.sampling.evaluator import evaluate
 
+    games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
     config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
-    scores = evaluate(config, policy, compute, positive(options.games, "--games"), options.seed, progress)
+    scores = evaluate(config, policy, compute, games, seed, progress)
     spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
     print(
         f"{len(scores)} games of {config.name}: mean {statistics.mean(scores):.2f}, deviation {spread:.2f}, "
@@ -130,7 +131,7 @@ def play(arguments: list[str]) -> int:
     parser.add_argument("--games", type=int, default=1, help="games to play")
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the games")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
     parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
     options = parser.parse_args(arguments)
     from phalanx.logs.video import write_video
@@ -138,6 +139,7 @@ def play(arguments: list[str]) -> int:
 
     if options.video.suffix.lower() not in (".mp4", ".gif"):
         raise UserError(f"cannot write a video to {options.video}; give a name that ends in .mp4 or .gif")
+    games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
     config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
     pictures: list[object] = []
 
@@ -145,8 +147,7 @@ def play(arguments: list[str]) -> int:
         if len(pictures) < options.max_frames:
             pictures.append(picture)
 
-    games = positive(options.games, "--games")
-    scores = evaluate(config, policy, compute, games, options.seed, progress, environments=1, watch=watch)
+    scores = evaluate(config, policy, compute, games, seed, progress, environments=1, watch=watch)
     write_video(options.video, pictures, fps=15)  # type: ignore[arg-type]
     print(f"{options.video}: {len(pictures)} pictures, scores {', '.join(f'{score:g}' for score in scores)}")
     return 0
@@ -285,17 +286,13 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
         check_replay(experiment.algorithm, spec, experiment.sampler.environments, device)
 
 
-def natural(text: str) -> int:
-    """A number an argument of the command line may be: 0 or more."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative; give 0 or more")
+def not_negative(value: int, name: str) -> int:
+    require(value >= 0, f"{name} is {value}, but must not be negative")
     return value
 
 
 def positive(value: int, name: str) -> int:
-    if value < 1:
-        raise UserError(f"{name} is {value}, but must be at least 1")
+    require(value > 0, f"{name} is {value}, but must be at least 1")
     return value
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.config import AtariConfig, Experiment
 from phalanx.emulators import BareEmulators
-from phalanx.errors import UserError
+from phalanx.errors import UserError, require
 
 if TYPE_CHECKING:
     from phalanx.seams import VectorEnvs
@@ -37,10 +37,11 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("what", choices=["sampling", "training"], help="what to measure; also: phalanx bench gpu")
     parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
     parser.add_argument("--game", help="Atari game (breakout); --env.game is the same")
-    parser.add_argument("--seconds", type=above_zero(float), default=8.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=above_zero(int), default=3, help="measurements; the median counts")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments)
+    check_lengths(options)
     from phalanx.__main__ import parse_flags
     from phalanx.presets import preset
     from phalanx.probe import default_preset, resolve_precision
@@ -56,16 +57,9 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """Reads a number of the command line that must be more than 0."""
-
-    def number(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
-        return value
-
-    return number
+def check_lengths(options: argparse.Namespace) -> None:
+    require(options.seconds > 0, f"--seconds is {options.seconds:g}, but must be greater than 0")
+    require(options.repeats > 0, f"--repeats is {options.repeats}, but must be greater than 0")
 
 
 def show(results: dict[str, Any], as_json: bool) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from phalanx.bench import above_zero, running_replica, show, warm_up_until
+from phalanx.bench import check_lengths, running_replica, show, warm_up_until
 from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
 from phalanx.errors import RunError, UserError
@@ -52,10 +52,11 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=above_zero(float), default=4.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=above_zero(int), default=3, help="measurements; the median counts")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
+    check_lengths(options)
     show(measure(options.seconds, options.repeats, flags), options.json)
     return 0
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import phalanx  # noqa: F401  first: it tells torch's threads to sleep, not spin, and torch reads that when loaded
 
 import pytest  # isort: skip
 import torch  # isort: skip
+from phalanx.__main__ import main  # isort: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,3 +17,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a preset in tmp_path/NAME; the exit code."""
+
+    def run(preset: str, *flags: Any, name: str = "run", steps: int = 500) -> int:
+        place = ["--run.directory", str(tmp_path), "--run.name", name, "--run.steps", str(steps)]
+        return main(["train", preset, *place, "--run.precision", "float32", *map(str, flags)])
+
+    return run
+
+
+@pytest.fixture
+def resume(tmp_path):
+    def run(*flags: Any, name: str = "run") -> int:
+        return main(["resume", str(tmp_path / name), *map(str, flags)])
+
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 sys.path.append(str(Path(__file__).parent / "sampling"))
 from faulty import descendants
 
-__all__ = ["ATARI", "alike", "descendants", "newest", "records"]
+__all__ = ["ATARI", "alike", "descendants", "nan_reward", "newest", "records"]
 
 ATARI = (
     *("--env.frame", "104x80", "--model.torso", "nips", "--sampler.environments", 4, "--sampler.horizon", 5),
@@ -44,3 +45,14 @@ def alike(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, np.ndarray):
         return np.array_equal(ours, theirs)
     return type(ours) is type(theirs) and ours == theirs
+
+
+def nan_reward(step: Any, count: list[int]) -> Any:
+    """An environment's step whose reward is NaN after 300 of them."""
+
+    def poisoned(self: Any, action: int, frame: np.ndarray) -> Any:
+        count[0] += 1
+        outcome = step(self, action, frame)
+        return outcome._replace(reward=math.nan) if count[0] > 300 else outcome
+
+    return poisoned

@@ -1,0 +1,183 @@
+"""Resuming: exact where it can be, refused or told where it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.envs.toy import Catch
+from phalanx.runtime.device import restore_generator
+from runs import ATARI, alike, nan_reward, newest, records
+
+ATARI_A2C = ("a2c", *ATARI)
+OVERLAP = ("--topology.overlap", "True")
+CASES = {
+    "a2c-catch": ("a2c-catch",),
+    "ppo-catch": ("ppo-catch", "--sampler.horizon", 16),
+    "a2c-wait": ("a2c-catch", "--sampler.resets", "wait", "--sampler.groups", 2),
+    "a2c-cartpole": ("a2c-gym",),
+    "a2c-counter": ("a2c-catch", "--env.name", "counter", "--env.stack", 3),
+    "dqn-catch": ("dqn-catch", "--algorithm.checkpoint-replay", "True", "--algorithm.learning-starts", 100),
+    "rainbow": ("eps-rainbow-catch", "--algorithm.checkpoint-replay", "True", "--algorithm.learning-starts", 100),
+    "a2c-pong": ATARI_A2C,
+    "ppo-pong": ("ppo", *ATARI),
+}
+
+
+class TestResume:
+    """A run that was interrupted ends as if it had not been."""
+
+    @pytest.mark.parametrize("topology", ["serial", "synchronous"])
+    @pytest.mark.parametrize("case", CASES)
+    def test_is_bit_identical(self, train, resume, tmp_path, case, topology):
+        self.compare(train, resume, tmp_path, (*CASES[case], "--topology", topology), "pong" in case)
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("a2c-catch", "--topology", "synchronous", *OVERLAP, "--algorithm.importance", "True"),
+            ("ppo-catch", "--topology", "synchronous", *OVERLAP, "--sampler.horizon", 16),
+            (*CASES["dqn-catch"], "--topology", "synchronous", *OVERLAP),
+        ],
+        ids=["a2c", "ppo", "dqn"],
+    )
+    def test_is_bit_identical_with_overlap(self, train, resume, tmp_path, flags):
+        self.compare(train, resume, tmp_path, flags, atari=False)
+
+    def compare(self, train: Any, resume: Any, tmp_path: Path, flags: tuple[Any, ...], atari: bool) -> None:
+        first, second = (100, 200) if atari else (1100, 2300)
+        assert train(*flags, steps=second, name="whole") == 0
+        assert train(*flags, steps=first) == 0
+        halfway = newest(tmp_path / "run")
+        assert resume("--run.steps", second) == 0
+        ours, theirs = newest(tmp_path / "run"), newest(tmp_path / "whole")
+        assert ours.steps == theirs.steps > halfway.steps
+        assert not alike(halfway.weights, ours.weights)  # something was learnt after the interruption
+        assert alike(ours.weights, theirs.weights)
+        assert ours.state["scores"] == theirs.state["scores"]
+        for name in ("progress", "store", "learner", "experience"):
+            assert alike(ours.state["replica"][name], theirs.state["replica"][name]), name
+
+    @pytest.mark.parametrize("flags", [("--sampler.horizon", 16), ("--sampler.batch", 64)])
+    def test_with_overlap_keeps_the_shape_of_its_rollout(self, train, resume, capsys, flags):
+        overlap = ("--topology", "synchronous", "--sampler.workers", 1, "--topology.overlap", True)
+        assert train("ppo-catch", *overlap) == 0
+        assert resume(*flags) == 2
+        assert f"a resumed run keeps its {flags[0][2:]}" in capsys.readouterr().err
+
+    def test_with_a_saved_memory_keeps_its_kind(self, train, resume, capsys):
+        assert train("dqn-catch", "--algorithm.checkpoint-replay", True) == 0
+        assert resume("--algorithm.prioritized", True) == 2
+        assert "a resumed run keeps its algorithm.prioritized" in capsys.readouterr().err
+
+    def test_on_another_kind_of_device_goes_on_with_other_numbers(self):
+        state = torch.arange(16, dtype=torch.uint8)  # of a GPU's generator
+        first, second = torch.Generator(), torch.Generator()
+        for generator in (first, second):
+            restore_generator(generator, state)
+        assert first.get_state().equal(second.get_state())
+        assert not first.get_state().equal(torch.Generator().get_state())
+
+    def test_may_change_the_topology(self, train, resume, tmp_path):
+        assert train("ppo-catch", "--topology", "serial", steps=2000, name="whole") == 0
+        assert train("ppo-catch", "--topology", "serial", steps=1000) == 0
+        assert resume("--run.steps", 2000, "--topology", "synchronous") == 0
+        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
+        assert json.loads((tmp_path / "run/config.json").read_text())["topology"]["name"] == "synchronous"
+
+    def test_continues_the_records(self, train, resume, tmp_path):
+        assert train("a2c-catch", steps=1000) == 0
+        before, scores = records(tmp_path / "run"), newest(tmp_path / "run").state["scores"]
+        assert resume("--run.steps", 1100) == 0
+        after, window = records(tmp_path / "run"), newest(tmp_path / "run").state["scores"]
+        assert after[: len(before)] == before
+        first, last = before[-1], after[-1]
+        assert (first["steps"], last["steps"]) == (1024, 1152)
+        assert last["updates"] == last["version"] == 9
+        assert last["time_s"] > first["time_s"]
+        assert (first["episodes"], last["episodes"]) == (112, 128)
+        assert window["count"] == 128
+        assert window["scores"][:84] == scores["scores"][16:]  # the last 100 games, 16 of them new
+
+    def test_without_the_memory_shows_how_it_is_filled_again(self, train, resume, tmp_path, capsys):
+        often = ("--run.log-every", 0.001, "--topology", "serial")
+        assert train("dqn-catch", *often, steps=1000) == 0
+        fresh = [line["warmup"] for line in records(tmp_path / "run") if "warmup" in line]
+        assert "learning starts after 500 steps" in capsys.readouterr().out
+        before = len(records(tmp_path / "run"))
+        assert resume("--run.steps", 2000) == 0
+        refilled = records(tmp_path / "run")[before:]
+        assert [line["warmup"] for line in refilled if "warmup" in line] == fresh
+        assert fresh == sorted(fresh)
+        assert refilled[0]["warmup"] == 32 / 500  # one rollout
+        assert "learning goes on after 500 steps" in capsys.readouterr().out
+
+    def test_with_the_memory_has_no_warm_up(self, train, resume, tmp_path, capsys):
+        often = ("--run.log-every", 0.001, "--topology", "serial", "--algorithm.checkpoint-replay", "True")
+        assert train("dqn-catch", *often, steps=1000) == 0
+        before = len(records(tmp_path / "run"))
+        capsys.readouterr()
+        assert resume("--run.steps", 1200) == 0
+        assert not any("warmup" in line for line in records(tmp_path / "run")[before:])
+        assert "; learning" not in capsys.readouterr().out
+
+    def test_without_the_environments_plays_other_games_each_time_the_same(self, train, resume, tmp_path, monkeypatch):
+        """An emergency checkpoint has no environments: the resumed run must not begin with the first games again."""
+        reset, balls = Catch.reset, []
+
+        def recorded(self: Catch, frame: np.ndarray) -> None:
+            reset(self, frame)
+            balls.append(self._column)
+
+        monkeypatch.setattr(Catch, "reset", recorded)
+        with monkeypatch.context() as poisoned:
+            poisoned.setattr(Catch, "step", nan_reward(Catch.step, [0]))
+            assert train("a2c-catch", "--topology", "serial", steps=10_000) == 1
+        assert newest(tmp_path / "run").state["replica"]["sampling"] is None
+        shutil.copytree(tmp_path / "run", tmp_path / "again")
+        first = balls[:24]
+        played = []
+        for name in ("run", "again"):
+            balls.clear()
+            assert resume("--run.steps", 1000, name=name) == 0
+            played.append(list(balls))
+        assert played[0][:24] != first
+        assert played[0] == played[1]
+        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "again").weights)
+        assert json.loads((tmp_path / "run/config.json").read_text())["run"]["seed"] == 0
+
+    def test_of_a_finished_run_changes_nothing(self, train, resume, tmp_path):
+        assert train("a2c-catch", steps=1000) == 0
+        before = newest(tmp_path / "run")
+        assert resume() == 0
+        after = newest(tmp_path / "run")
+        assert alike(before.weights, after.weights)
+        assert before.state["replica"]["progress"] == after.state["replica"]["progress"]
+
+    def test_reports_a_damaged_checkpoint_and_uses_the_one_before(self, train, resume, tmp_path, capsys):
+        assert train("a2c-catch", "--run.checkpoint-updates", 2, "--run.log-every", 0.001, steps=1000) == 0
+        assert train("a2c-catch", name="whole", steps=2000) == 0
+        damaged = tmp_path / "run/checkpoints/step-000000001024/model.safetensors"
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+        capsys.readouterr()
+        assert resume("--run.steps", 2000) == 0
+        error = capsys.readouterr().err
+        assert str(damaged) in error
+        assert "is damaged" in error
+        steps = [line["steps"] for line in records(tmp_path / "run")]
+        assert steps == sorted(set(steps))  # what came after the older checkpoint was forgotten
+        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
+
+    def test_of_a_run_without_any_whole_checkpoint_is_one_sentence(self, train, resume, tmp_path, capsys):
+        assert train("a2c-catch") == 0
+        (tmp_path / "run/checkpoints/step-000000000512/model.safetensors").write_bytes(b"")
+        assert resume() == 2
+        assert "can be used; start the run anew" in capsys.readouterr().err
