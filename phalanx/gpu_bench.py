@@ -8,6 +8,7 @@ while the workers sleep: a machine that others use too is not equally fast all t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import subprocess
@@ -52,7 +53,7 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -71,12 +72,17 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
         raise UserError("phalanx bench gpu needs a GPU, but torch sees none; use phalanx bench sampling or training")
     cores = usable_cores()
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "cores": cores}
-    for game in GAMES:
-        results[game] = beside_emulator(settled(SAMPLING, game, cores, flags), cores, seconds, repeats, learn=False)
-        print(f"{game}: {results[game]}", file=sys.stderr, flush=True)
-    for name, shape in ALGORITHMS.items():
-        results[name] = beside_emulator(settled(shape, GAMES[0], cores, flags), cores, seconds, repeats, learn=True)
-        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+    plan = [(game, SAMPLING, game, False) for game in GAMES]
+    plan += [(name, shape, GAMES[0], True) for name, shape in ALGORITHMS.items()]
+    emulators: dict[tuple[str, int], BareEmulators] = {}  # by game and number to a process
+    with contextlib.ExitStack() as stack:
+        for name, shape, game, learn in plan:
+            experiment = settled(shape, game, cores, flags)
+            kind = experiment.env.name, place(experiment, "cuda").envs_per_worker
+            if kind not in emulators:
+                emulators[kind] = stack.enter_context(BareEmulators(kind[0], cores, kind[1]))
+            results[name] = beside_emulator(experiment, emulators[kind], seconds, repeats, learn)
+            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
 
@@ -107,12 +113,13 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
     return resolve_precision(parse_flags("phalanx bench gpu", experiment, flags).validate())
 
 
-def beside_emulator(experiment: Experiment, cores: int, seconds: float, repeats: int, learn: bool) -> dict[str, Any]:
+def beside_emulator(
+    experiment: Experiment, emulators: BareEmulators, seconds: float, repeats: int, learn: bool
+) -> dict[str, Any]:
     """Steps per second, sampling only or once learning has begun, each beside the emulator's; the shares of time, and
     how much of it the GPU was busy."""
     samples, limits, shares, busy = [], [], [], []
-    per_worker = place(experiment, "cuda").envs_per_worker
-    with BareEmulators(experiment.env.name, cores, per_worker) as emulators, running_replica(experiment) as replica:
+    with running_replica(experiment) as replica:
         action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
         while learn and replica.progress.updates == 0:

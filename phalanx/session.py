@@ -263,13 +263,17 @@ class Session:
             with contextlib.suppress(RunError):
                 self.background.finish()  # one that is being written is an earlier one
             return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
-        self._save_in_need()
-        return f"{batch}, the last good parameters are kept"
+        kept = "are kept" if self._save_in_need() else "could not be kept"
+        return f"{batch}, the last good parameters {kept}"
 
-    def _save_in_need(self) -> None:
-        """The last checkpoint of a run that an error ends; a full disk, or a device that is gone, must not hide it."""
-        with contextlib.suppress(Exception):
+    def _save_in_need(self) -> bool:
+        """The last checkpoint of a run that an error ends. Was it written? A full disk, or a device that is gone, must
+        not hide the error."""
+        try:
             self.checkpoint(with_envs=False, last=True)
+        except Exception:
+            return False
+        return True
 
     def _evaluate(self) -> None:
         run, replica = self.experiment.run, self.replica

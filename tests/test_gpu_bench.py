@@ -8,6 +8,7 @@ import torch
 from phalanx import gpu_bench
 from phalanx.__main__ import main
 from phalanx.config import SynchronousConfig
+from phalanx.emulators import BareEmulators
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
@@ -36,7 +37,9 @@ def test_without_a_gpu_it_says_so(capsys):
 def test_speed_is_measured_beside_the_emulator(learn, monkeypatch):
     monkeypatch.setattr(gpu_bench, "SETTLING", 0.5)
     shape = gpu_bench.Shape("a2c", 5, False, own_core=False, envs_per_worker=4, squads=2)
-    found = gpu_bench.beside_emulator(gpu_bench.settled(shape, "pong", 2, []), 2, 0.5, 1, learn)
+    experiment = gpu_bench.settled(shape, "pong", 2, [])
+    with BareEmulators("pong", 2, 4) as emulators:
+        found = gpu_bench.beside_emulator(experiment, emulators, 0.5, 1, learn)
     assert found["training_sps" if learn else "inference_sps"] > 0
     assert found["emulator_sps"] > 0
     assert sum(found[f"{stage}_share"] for stage in ("env", "infer", "learn", "other")) == pytest.approx(1, abs=0.01)
