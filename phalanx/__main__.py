@@ -270,7 +270,7 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
 
     from phalanx.config import DQNConfig
     from phalanx.registry import MakeEnv, make_network
-    from phalanx.replay.experience import check_replay
+    from phalanx.replay.experience import frames_on_host
     from phalanx.runtime.device import choose_compute
     from phalanx.sampling.placement import place
 
@@ -283,7 +283,7 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
     make_network(dataclasses.replace(experiment, model=quick), spec)
     if isinstance(experiment.algorithm, DQNConfig):
-        check_replay(experiment.algorithm, spec, experiment.sampler.environments, device)
+        frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)  # refuses what fits nowhere
 
 
 def not_negative(value: int, name: str) -> int:

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,11 @@ def warm_up_until(action: Callable[[], Any], seconds: float) -> None:
         action()
 
 
+def report(sentence: str) -> None:
+    """Beside the results, which a program may read."""
+    print(f"phalanx: {sentence}", file=sys.stderr)
+
+
 class running_replica:  # noqa: N801  (used like a function)
     """The replica of an experiment with its environments, outside of a run directory."""
 
@@ -151,8 +157,8 @@ class running_replica:  # noqa: N801  (used like a function)
         experiment = self.experiment
         compute = choose_compute(experiment.run)
         make = serial_envs if experiment.topology.name == "serial" else process_envs
-        self.envs = make(experiment, compute, print)
-        self.replica = make_replica(experiment, self.envs, compute)
+        self.envs = make(experiment, compute, report)
+        self.replica = make_replica(experiment, self.envs, compute, report)
         return self.replica
 
     def __exit__(self, *exception: object) -> None:
@@ -165,7 +171,7 @@ def sampling_speed(experiment: Experiment, seconds: float) -> float:
     from phalanx.runtime.device import choose_compute
     from phalanx.topologies.synchronous import make_envs
 
-    envs, count = make_envs(experiment, choose_compute(experiment.run), print), 0
+    envs, count = make_envs(experiment, choose_compute(experiment.run), report), 0
     try:
         step = random_steps(envs)
         begin = start = time.perf_counter()

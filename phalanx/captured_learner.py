@@ -8,6 +8,7 @@ that is not finite leaves the parameters as they were, and `check` reports it at
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from phalanx.learner import Learner, gathered, not_finite
 from phalanx.parameters.local import LocalStore
-from phalanx.sampling.captured import capture
+from phalanx.runtime.graphs import Capturer
 from phalanx.types import Chosen, Progress
 
 
@@ -27,7 +28,8 @@ class CapturedUpdate:
         self.batch = own_copy(batch)
         self.priorities: Tensor | None = None
         before = learner.snapshot()
-        self.graph = capture(lambda: self._work(learner), lambda: learner.put_back(before), learner.capturing)
+        work, undo = lambda: self._work(learner), lambda: learner.put_back(before)
+        self.launch = learner.capturer.capture(work, undo, learner.capturing)
         learner.put_back(before)
 
     def _work(self, learner: CapturedLearner) -> None:
@@ -45,7 +47,7 @@ class CapturedUpdate:
     def run(self, batch: Any) -> Tensor | None:
         for mine, given in zip(inputs(self.batch), inputs(batch), strict=True):
             mine.copy_(given, non_blocking=True)
-        self.graph.replay()
+        self.launch()
         return self.priorities
 
 
@@ -54,10 +56,11 @@ class CapturedLearner(Learner):
 
     store: LocalStore
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(self, *arguments: Any, report: Callable[[str], None]) -> None:
+        super().__init__(*arguments)
         device = self.compute.device
         self.graphs: dict[tuple[Any, ...], CapturedUpdate] = {}
+        self.capturer = Capturer("an update", report)
         self.capturing = torch.cuda.Stream()
         self.rate = torch.zeros((), device=device)
         self.scalars = {name: torch.zeros((), device=device) for name in self.algorithm.scalars(Progress())}

@@ -6,7 +6,7 @@ Topologies are made of replicas: `serial` and `synchronous` of one, later ones o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ from phalanx.sampling.collector import Collector, allocate_rollout
 from phalanx.seams import VectorEnvs
 from phalanx.types import Progress, Rollout
 
+Report = Callable[[str], None]
+"""Takes a sentence the user should read."""
+
 
 class Replica:
     """Collector, experience and learner around one model."""
 
-    def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
+    def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, report: Report) -> None:
         self.experiment = experiment
+        self.report = report
         self.envs = envs
         self.compute = compute
         self.progress = Progress()
@@ -97,18 +101,13 @@ class Replica:
 
     def _make_collector(self) -> Collector:
         experiment, compute = self.experiment, self.compute
-        kind: type[Collector] = Collector
-        if compute.graphs and hasattr(self.envs, "exchange"):
-            from phalanx.sampling.captured import CapturedCollector
-
-            kind = CapturedCollector
         decode = None
         if self.envs.spec.decoded is not None:
             from phalanx.sampling.decode import ScreenDecoder
 
             assert isinstance(experiment.env, AtariConfig)
             decode = ScreenDecoder(experiment.env, self.envs.spec.frame_shape[1], compute.device)
-        return kind(
+        arguments = (
             self.envs,
             self.policy,
             experiment.env.stack,
@@ -118,15 +117,15 @@ class Replica:
             self.timing,
             decode,
         )
+        if compute.graphs and hasattr(self.envs, "exchange"):
+            from phalanx.sampling.captured import CapturedCollector
+
+            return CapturedCollector(*arguments, report=self.report)
+        return Collector(*arguments)
 
     def _make_learner(self) -> Learner:
         experiment, compute = self.experiment, self.compute
-        kind: type[Learner] = Learner
-        if compute.graphs:
-            from phalanx.captured_learner import CapturedLearner
-
-            kind = CapturedLearner
-        return kind(
+        arguments = (
             self.model,
             self.parameters,
             self.store,
@@ -137,6 +136,11 @@ class Replica:
             experiment.run.seed + 2,
             self.timing,
         )
+        if compute.graphs:
+            from phalanx.captured_learner import CapturedLearner
+
+            return CapturedLearner(*arguments, report=self.report)
+        return Learner(*arguments)
 
 
 class OverlappedReplica(Replica):
@@ -146,8 +150,8 @@ class OverlappedReplica(Replica):
     runs are as reproducible as without overlap.
     """
 
-    def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute) -> None:
-        super().__init__(experiment, envs, compute)
+    def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, report: Report) -> None:
+        super().__init__(experiment, envs, compute, report)
         self.acting: nn.Module = copy.deepcopy(self.model)
         rounded = large_layers(self.acting) if compute.bfloat16 else ()  # once a rollout, not at every step
         self.acting_parameters = FlatParameters(self.acting, rounded=rounded)
@@ -215,7 +219,7 @@ class OverlappedReplica(Replica):
         self.has_rollout = True
 
 
-def make_replica(experiment: Experiment, envs: VectorEnvs, compute: Compute) -> Replica:
-    """The replica an experiment asks for."""
+def make_replica(experiment: Experiment, envs: VectorEnvs, compute: Compute, report: Report) -> Replica:
+    """The replica an experiment asks for; it reports what the user should know."""
     overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
-    return OverlappedReplica(experiment, envs, compute) if overlap else Replica(experiment, envs, compute)
+    return (OverlappedReplica if overlap else Replica)(experiment, envs, compute, report)

@@ -295,11 +295,13 @@ class Session:
 
     def _announce_warm_up(self) -> None:
         """Say what the replay memory takes and when learning will start."""
-        algorithm, spec = self.experiment.algorithm, self.replica.envs.spec.seen
-        if not isinstance(algorithm, DQNConfig):
+        replay, spec = self.replica.experience, self.replica.envs.spec.seen
+        if not isinstance(replay, Replay):
             return
-        memory = storage_bytes(spec, self.experiment.sampler.environments, algorithm.replay_size)
-        sentence = f"the replay memory of {algorithm.replay_size:,} steps takes up to {memory / 1e9:.2f} GB"
+        memory = storage_bytes(spec, replay.storage.environments, replay.storage.rows)
+        sentence = f"the replay memory of {replay.storage.rows:,} steps takes up to {memory / 1e9:.2f} GB"
+        if replay.storage.frames_on_host:
+            sentence += "; its frames lie in page-locked memory of the host, as the GPU has no room for them"
         if missing := self._missing_steps():
             sentence += f"; learning {'starts' if self.loaded is None else 'goes on'} after {missing:,} steps"
         self.event(sentence)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from phalanx.config import DQNConfig
+from phalanx.errors import require
 from phalanx.replay.indexing import Index, PrioritizedIndex, UniformIndex, index_bytes
-from phalanx.replay.storage import FrameStorage, check_memory, free_bytes, storage_bytes
+from phalanx.replay.storage import FrameStorage, frame_bytes, free_bytes, storage_bytes
 from phalanx.seams import Saver
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
+
+DEVICE_RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs, which come after the memory
 
 
 class Latest:
@@ -98,18 +101,35 @@ class Replay:
         self.index.move(self.storage.drawable, self.storage.cut.view(-1))
 
 
-def check_replay(config: DQNConfig, spec: EnvSpec, environments: int, device: torch.device) -> None:
-    """Refuse a memory that does not fit."""
+def frames_on_host(config: DQNConfig, spec: EnvSpec, environments: int, device: torch.device) -> bool:
+    """Must the frames, nearly all of a memory, lie in page-locked memory of the host because the device has no room?
+    A memory that fits nowhere is refused, before anything is allocated."""
     rows = config.replay_size // environments * environments
+    frames = frame_bytes(spec, environments, config.replay_size)
     needed = storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
-    check_memory(needed, free_bytes(device))
+    here, host = free_bytes(device), free_bytes(torch.device("cpu"))
+    if device.type == "cpu":
+        require(needed <= host, no_room(needed, f"{host / 1e9:.2f} GB are"))
+        return False
+    here = max(here - DEVICE_RESERVE, 0)
+    if needed <= here:
+        return False
+    free = f"{here / 1e9:.2f} GB of the GPU and {host / 1e9:.2f} GB of the host are"
+    require(needed - frames <= here and frames <= host, no_room(needed, free))
+    return True
+
+
+def no_room(needed: int, free: str) -> str:
+    return f"the replay memory needs {needed / 1e9:.2f} GB, but {free} available; lower algorithm.replay_size"
 
 
 def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int, device: torch.device) -> Replay:
-    """The memory a configuration describes; refused before anything is allocated if it does not fit."""
+    """The memory a configuration describes."""
     rows = config.replay_size // environments * environments
-    check_replay(config, spec, environments, device)
-    storage = FrameStorage(spec, stack, environments, config.replay_size, config.n_step, config.discount, device)
+    on_host = frames_on_host(config, spec, environments, device)
+    storage = FrameStorage(
+        spec, stack, environments, config.replay_size, config.n_step, config.discount, device, on_host
+    )
     index: Index = UniformIndex(rows, device)
     if config.prioritized:
         index = PrioritizedIndex(rows, config.priority_exponent, config.new_priority, device)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from phalanx.errors import RunError, UserError
 from phalanx.runtime.affinity import free_memory
+from phalanx.runtime.pages import mapped_zeros
 from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
 
 TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
@@ -63,8 +64,10 @@ class FrameStorage:
         n_step: int,
         discount: float,
         device: torch.device,
+        frames_on_host: bool = False,
     ) -> None:
         self.stack, self.environments, self.n_step, self.device = stack, environments, n_step, device
+        self.frames_on_host = frames_on_host  # a GPU reads them over the bus
         self.length = capacity // environments
         if self.length < stack + n_step:
             raise UserError(
@@ -76,7 +79,11 @@ class FrameStorage:
         self.written = 0  # time rows ever written
         self.snapshot: Snapshot | None = None
         # zeros, not empty: the system hands out such memory lazily, and no read ever meets a stray NaN
-        self.frames = self._table(torch_dtype(spec.frame_dtype), spec.frame_shape)
+        if frames_on_host:
+            shape = (self.length, environments, *spec.frame_shape)
+            self.frames = mapped_zeros(shape, np.dtype(spec.frame_dtype), device)
+        else:
+            self.frames = self._table(torch_dtype(spec.frame_dtype), spec.frame_shape)
         self.history = self._table(torch.uint8)
         self.action = self._table(action_dtype(spec.actions))
         self.reward = self._table(torch.float32)
@@ -265,11 +272,17 @@ def action_dtype(actions: int) -> torch.dtype:
     return torch.uint8 if actions <= 256 else torch.int32
 
 
-def storage_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
-    """Bytes of a full FrameStorage; last frames of truncated episodes, one each, come on top."""
+def frame_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
+    """Bytes of a full FrameStorage's frames; last frames of truncated episodes, one each, come on top."""
     frame = int(np.prod(spec.frame_shape)) * np.dtype(spec.frame_dtype).itemsize
+    return capacity // environments * environments * frame
+
+
+def storage_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
+    """Bytes of a full FrameStorage."""
     small = torch.uint8.itemsize * 2 + torch.bool.itemsize + torch.float32.itemsize + torch.int32.itemsize
-    return capacity // environments * environments * (frame + small + action_dtype(spec.actions).itemsize)
+    rows = capacity // environments * environments
+    return frame_bytes(spec, environments, capacity) + rows * (small + action_dtype(spec.actions).itemsize)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -298,12 +311,3 @@ class TableSaver:
 
     def release(self) -> None:
         self.snapshot.advance(self.snapshot.rows.stop)
-
-
-def check_memory(bytes_needed: int, bytes_free: int) -> None:
-    """Refuse a memory that does not fit, before anything is allocated."""
-    if bytes_needed > bytes_free:
-        raise UserError(
-            f"the replay memory needs {bytes_needed / 1e9:.2f} GB, but {bytes_free / 1e9:.2f} GB are available; "
-            f"lower algorithm.replay_size"
-        )

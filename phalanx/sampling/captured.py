@@ -15,16 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.runtime.device import on_stream
+from phalanx.runtime.graphs import Capturer, Work
+from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvStep, Progress
-
-WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
 
 
 class CapturedCollector(Collector):
@@ -32,15 +31,16 @@ class CapturedCollector(Collector):
 
     envs: ProcessEnvs
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(self, *arguments: Any, report: Callable[[str], None]) -> None:
+        super().__init__(*arguments)
         exchange, groups = self.envs.exchange, self.envs.groups
         lock_pages(exchange.memory_array)
         self.step = [mapped_step(exchange.step[rows], self.device) for rows in groups]
         self.published = [mapped(exchange.action[rows], self.device) for rows in groups]
         self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
         self.depth = torch.arange(self.stack, device=self.device)
-        self.graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self.capturer = Capturer("a step of sampling", report)
+        self.launches: dict[tuple[str, int], Work] = {}  # a graph each
         self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
         self.streams = [torch.cuda.Stream(priority=-1) for _ in groups]
         self.capturing = [torch.cuda.Stream(priority=-1) for _ in groups]
@@ -130,65 +130,17 @@ class CapturedCollector(Collector):
         stacks = self.rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
         return stacks, self.rollout.history[:, rows].index_select(0, t)[0]
 
-    def _run(self, name: str, group: int, work: Callable[[], None]) -> None:
-        """Replay a graph; capture it at its first use. Captured work may run twice before: it must not count."""
+    def _run(self, name: str, group: int, work: Work) -> None:
+        """Launch a graph; capture it at its first use."""
         with on_stream(self.streams[group]):
-            graph = self.graphs.get((name, group))
-            if graph is None:
+            launch = self.launches.get((name, group))
+            if launch is None:
                 t = self.t[group].clone()
-                graph = capture(work, lambda: self.t[group].copy_(t), self.capturing[group])
-                self.graphs[name, group] = graph
-            graph.replay()
-
-
-def capture(work: Callable[[], None], undo: Callable[[], Any], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, after warm-ups; `undo` takes back what a warm-up counted.
-
-    Libraries keep scratch memory per stream, and graphs that run side by side must not share it: each group and the
-    learner capture on streams of their own. The graph keeps the stream's priority. `torch.cuda.graph` would
-    first give all unused memory back to the driver, each time anew.
-    """
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            work()
-            undo()
-        torch.cuda.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
-
-
-def lock_pages(memory: np.ndarray) -> None:
-    """Lock shared memory into place, so that the GPU reads and writes it directly."""
-    code = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
-    if int(code) != 0:
-        raise RuntimeError(f"cannot lock {memory.nbytes / 2**20:.0f} MiB of shared memory (CUDA error {int(code)})")
-
-
-def unlock_pages(memory: np.ndarray) -> None:
-    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
-
-
-class _Mapped:
-    """Page-locked memory as torch wants to be told of memory the device can reach."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.__cuda_array_interface__ = array.__array_interface__
-
-
-def mapped(array: np.ndarray, device: torch.device) -> Tensor:
-    """Page-locked memory as a tensor of the device, which reads and writes it without a copy in between."""
-    plain = array.view(np.uint8) if array.dtype == np.bool_ else array
-    tensor = torch.as_tensor(_Mapped(plain), device=device)
-    return tensor.view(torch.bool) if array.dtype == np.bool_ else tensor
+                launch = self.capturer.capture(work, lambda: self.t[group].copy_(t), self.capturing[group])
+                self.launches[name, group] = launch
+            launch()
 
 
 def mapped_step(step: EnvStep, device: torch.device) -> dict[str, Tensor]:
-    """The arrays of a step as such tensors."""
+    """The arrays of a step, in page-locked memory, as tensors of the device."""
     return {name: mapped(array, device) for name, array in vars(step).items()}

@@ -21,7 +21,7 @@ def run(experiment: Experiment, session: Session) -> None:
     compute = choose_compute(experiment.run)
     envs = make_envs(experiment, compute, session.event)
     try:
-        session.train(Replica(experiment, envs, compute))
+        session.train(Replica(experiment, envs, compute, session.event))
     finally:
         envs.close()
 

@@ -28,7 +28,7 @@ def run(experiment: Experiment, session: Session) -> None:
     else:
         envs = make_envs(experiment, compute, session.event)
     try:
-        replica = make_replica(experiment, envs, compute)
+        replica = make_replica(experiment, envs, compute, session.event)
         try:
             session.train(replica)
         finally:

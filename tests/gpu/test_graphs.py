@@ -9,6 +9,7 @@ import torch
 
 from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig
 from phalanx.presets import preset
+from phalanx.replay.experience import DEVICE_RESERVE
 from phalanx.replica import make_replica
 from phalanx.runtime.device import choose_compute
 from phalanx.topologies import synchronous
@@ -19,14 +20,15 @@ TOLERANCE = 2e-4  # on parameters of order 0.1 after the updates below: kernels 
 ATARI = AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=60)
 
 
-def run(experiment, graphs, iterations):
+def run(experiment, graphs, iterations, spoil=lambda replica: None, report=print):
     experiment = dataclasses.replace(
         experiment, run=dataclasses.replace(experiment.run, device="cuda", graphs=graphs, seed=3)
     ).validate()
     compute = choose_compute(experiment.run)
     envs = synchronous.make_envs(experiment, compute, print)
     try:
-        replica = make_replica(experiment, envs, compute)
+        replica = make_replica(experiment, envs, compute, report)
+        spoil(replica)
         for _ in range(iterations):
             replica.iterate()
         torch.cuda.synchronize()
@@ -57,8 +59,8 @@ def experiment_of(name, overlap=False, rule=None, atari=False, **algorithm):
     return dataclasses.replace(experiment, **changes)
 
 
-def assert_agree(experiment, iterations=12):
-    ours, theirs = run(experiment, True, iterations), run(experiment, False, iterations)
+def assert_agree(experiment, iterations=12, **keywords):
+    ours, theirs = run(experiment, True, iterations, **keywords), run(experiment, False, iterations)
     assert vars(ours[3]) == vars(theirs[3])
     assert ours[3].updates > 0
     difference = float((ours[0] - theirs[0]).abs().max())
@@ -104,3 +106,46 @@ def test_raw_screens_change_nothing():
     assert torch.equal(ours[1], theirs[1])
     assert torch.equal(ours[2], theirs[2])
     assert float((ours[0] - theirs[0]).abs().max()) < TOLERANCE
+
+
+def looks_at(function):
+    """A function whose result is looked at by the host, for which no graph can wait."""
+
+    def looking(*arguments):
+        result = function(*arguments)
+        torch.cuda.current_stream().synchronize()
+        return result
+
+    return looking
+
+
+def spoil_acting(replica):
+    replica.policy.act = looks_at(replica.policy.act)
+
+
+def spoil_learning(replica):
+    replica.learner.algorithm.loss = looks_at(replica.learner.algorithm.loss)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", ["ppo", "eps-rainbow"])
+@pytest.mark.parametrize("spoil", [spoil_acting, spoil_learning])
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(spoil, name, overlap):
+    base, flags = CASES[name]
+    reports = []
+    assert_agree(experiment_of(base, overlap, **flags), spoil=spoil, report=reports.append)
+    (report,) = reports
+    assert report.startswith("a step of sampling" if spoil is spoil_acting else "an update")
+    assert "runs eagerly" in report and "captur" in report.split(":", 1)[1]
+    torch.rand(3, device="cuda")  # the failure leaves nothing behind
+
+
+def test_frames_of_a_replay_memory_may_lie_on_the_host(monkeypatch):
+    experiment = experiment_of("eps-rainbow-catch", True, **Q)
+    on_card = run(experiment, True, 12)
+    free = {"cuda": DEVICE_RESERVE + 2**17, "cpu": 2**30}
+    monkeypatch.setattr("phalanx.replay.experience.free_bytes", lambda device: free[device.type])
+    placed = []
+    on_host = run(experiment, True, 12, lambda replica: placed.append(replica.experience.storage.frames_on_host))
+    assert placed == [True]
+    assert torch.equal(on_card[0], on_host[0])

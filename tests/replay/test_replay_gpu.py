@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from phalanx.config import DQNConfig
-from phalanx.replay.experience import Replay, make_replay
+from phalanx.replay import experience
+from phalanx.replay.experience import DEVICE_RESERVE, Replay, make_replay
+from phalanx.runtime.pages import mapped_zeros
 from phalanx.types import EnvSpec, Rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -46,9 +50,13 @@ def on(rollout: Rollout, device: torch.device) -> Rollout:
     return Rollout(**values)
 
 
-def fill(device: torch.device, prioritized: bool) -> Replay:
+def empty(device: torch.device, prioritized: bool) -> Replay:
     config = DQNConfig(replay_size=400, n_step=3, prioritized=prioritized)
-    replay = make_replay(config, EnvSpec((1, 8, 8), np.uint8, 5), STACK, ENVIRONMENTS, device)
+    return make_replay(config, EnvSpec((1, 8, 8), np.uint8, 5), STACK, ENVIRONMENTS, device)
+
+
+def fill(device: torch.device, prioritized: bool) -> Replay:
+    replay = empty(device, prioritized)
     for rollout in rollouts(11):
         replay.put(on(rollout, device))
     return replay
@@ -81,3 +89,40 @@ def test_nothing_between_draw_and_feedback_waits_for_the_gpu(prioritized: bool) 
         replay.feedback(batch.ids, batch.returns.abs())
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_frames_on_the_host_are_read_as_those_on_the_card(
+    prioritized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = torch.device("cuda")
+    on_card = fill(cuda, prioritized)
+    free = {"cuda": 400 * 64 - 1 + DEVICE_RESERVE, "cpu": 10**9}  # nearly enough
+    monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
+    on_host = fill(cuda, prioritized)
+    restored = empty(cuda, prioritized)
+    assert [replay.storage.frames_on_host for replay in (on_card, on_host, restored)] == [False, True, True]
+    saver = on_host.saver()
+    assert saver is not None
+    saver(tmp_path)
+    restored.restore(on_host.state(), tmp_path)
+    expected = on_card.take(64, 0.5, torch.Generator(cuda).manual_seed(1))
+    for replay in (on_host, restored):
+        batch = replay.take(64, 0.5, torch.Generator(cuda).manual_seed(1))
+        for name, values in vars(batch).items():
+            assert torch.equal(values, getattr(expected, name)), name
+
+
+def test_frames_on_the_host_take_nothing_of_the_card_and_are_given_back() -> None:
+    before = torch.cuda.memory_allocated()
+    frames = mapped_zeros((1000, 84, 84), np.dtype(np.uint8), torch.device("cuda"))
+    address = frames.data_ptr()
+    assert torch.cuda.memory_allocated() == before
+    frames += 1
+    half = frames[500:]
+    del frames
+    gc.collect()
+    assert int(half.sum()) == 500 * 84 * 84  # a view keeps the memory
+    del half
+    gc.collect()
+    assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0  # it was unlocked already

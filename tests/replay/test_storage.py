@@ -15,9 +15,9 @@ from torch import Tensor
 from phalanx.config import DQNConfig
 from phalanx.errors import UserError
 from phalanx.replay import experience
-from phalanx.replay.experience import Replay, make_replay
+from phalanx.replay.experience import Replay, frames_on_host, make_replay
 from phalanx.replay.indexing import PrioritizedIndex, UniformIndex, index_bytes
-from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, check_memory, ring_slices, storage_bytes
+from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, ring_slices, storage_bytes
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 CPU = torch.device("cpu")
@@ -315,13 +315,30 @@ def test_bytes_are_known_before_they_are_taken() -> None:
     assert 7.0e9 < storage_bytes(atari, 16, 1_000_000) + index_bytes(1_000_000, True) < 7.3e9
 
 
+ATARI = EnvSpec((1, 84, 84), np.uint8, 4)
+
+
 def test_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_memory(10**9, 10**9)
-    with pytest.raises(UserError, match=r"7\.06 GB.*2\.00 GB.*algorithm\.replay_size"):
-        check_memory(7_060_000_000, 2_000_000_000)
-    monkeypatch.setattr(experience, "free_bytes", lambda device: 10**9)
-    with pytest.raises(UserError, match="replay_size"):
-        make_replay(DQNConfig(), EnvSpec((1, 84, 84), np.uint8, 4), 4, 16, CPU)
+    monkeypatch.setattr(experience, "free_bytes", lambda device: 2 * 10**9)
+    with pytest.raises(UserError, match=r"7\.08 GB.*2\.00 GB.*algorithm\.replay_size"):
+        make_replay(DQNConfig(), ATARI, 4, 16, CPU)
+
+
+@pytest.mark.parametrize(
+    ("card", "host", "expected"),
+    [(12, 0, False), (3, 8, True), (2, 100, None), (3, 7, None), (0, 0, None)],
+    ids=["all on the card", "frames on the host", "no room for the rest", "no room for frames", "no room"],
+)
+def test_frames_lie_on_the_host_where_a_card_is_too_small(
+    card: float, host: float, expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"cuda": int(card * 10**9), "cpu": int(host * 10**9)}
+    monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
+    if expected is None:
+        with pytest.raises(UserError, match=r"7\.08 GB.*of the GPU and.*of the host.*algorithm\.replay_size"):
+            frames_on_host(DQNConfig(), ATARI, 16, torch.device("cuda"))
+    else:
+        assert frames_on_host(DQNConfig(), ATARI, 16, torch.device("cuda")) is expected
 
 
 def test_too_little_room_is_refused() -> None:

@@ -22,7 +22,7 @@ def parameters_after(experiment, topology, updates):
     experiment = dataclasses.replace(experiment, topology=config).validate()
     envs = module.make_envs(experiment, CPU, print)
     try:
-        replica = Replica(experiment, envs, CPU)
+        replica = Replica(experiment, envs, CPU, print)
         while replica.progress.updates < updates:
             replica.iterate()
         return replica.parameters.flat.clone(), replica.collector.take_scores()
