@@ -50,12 +50,28 @@ class Capturer:
 def record(work: Work) -> tuple[torch.cuda.CUDAGraph | None, str]:
     """A graph of what `work` launches on the current stream, or why there is none. `torch.cuda.graph` would first give
     all unused memory back to the driver, each time anew."""
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     reasons = []
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_begin(pool, capture_error_mode="thread_local")
     for attempt in (work, graph.capture_end):
         try:
             attempt()
         except RuntimeError as error:  # the first says what went wrong, the second only that something did
             reasons.append(str(error).splitlines()[0])
-    return (None, reasons[0]) if reasons else (graph, "")
+    if not reasons:
+        return graph, ""
+    close_failed(pool)
+    return None, reasons[0]
+
+
+def close_failed(pool: tuple[int, int]) -> None:
+    """Take torch out of a capture whose end failed too: the allocator would go on waiting for it, and the default
+    generator would refuse all numbers outside of graphs until a capture succeeds."""
+    device = torch.cuda.current_device()
+    torch._C._cuda_endAllocateToPool(device, pool)
+    torch._C._cuda_releasePool(device, pool)
+    number = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    number.zero_()
+    graph.capture_end()

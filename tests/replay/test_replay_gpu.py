@@ -11,7 +11,8 @@ import torch
 from phalanx.config import DQNConfig
 from phalanx.replay import experience
 from phalanx.replay.experience import DEVICE_RESERVE, Replay, make_replay
-from phalanx.runtime.pages import mapped_zeros
+from phalanx.runtime import pages
+from phalanx.runtime.pages import unlock_pages
 from phalanx.types import EnvSpec, Rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -51,7 +52,7 @@ def on(rollout: Rollout, device: torch.device) -> Rollout:
 
 
 def empty(device: torch.device, prioritized: bool) -> Replay:
-    config = DQNConfig(replay_size=400, n_step=3, prioritized=prioritized)
+    config = DQNConfig(replay_size=400, n_step=3, prioritized=prioritized, checkpoint_replay=True)
     return make_replay(config, EnvSpec((1, 8, 8), np.uint8, 5), STACK, ENVIRONMENTS, device)
 
 
@@ -113,16 +114,19 @@ def test_frames_on_the_host_are_read_as_those_on_the_card(
             assert torch.equal(values, getattr(expected, name)), name
 
 
-def test_frames_on_the_host_take_nothing_of_the_card_and_are_given_back() -> None:
+def test_frames_on_the_host_take_nothing_of_the_card_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlocked = []
+    monkeypatch.setattr(pages, "unlock_pages", lambda array: unlocked.append(array) or unlock_pages(array))
     before = torch.cuda.memory_allocated()
-    frames = mapped_zeros((1000, 84, 84), np.dtype(np.uint8), torch.device("cuda"))
-    address = frames.data_ptr()
+    frames = pages.mapped_zeros((1000, 84, 84), np.dtype(np.uint8), torch.device("cuda"))
     assert torch.cuda.memory_allocated() == before
     frames += 1
     half = frames[500:]
     del frames
     gc.collect()
     assert int(half.sum()) == 500 * 84 * 84  # a view keeps the memory
+    assert not unlocked
     del half
     gc.collect()
-    assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0  # it was unlocked already
+    (array,) = unlocked
+    assert array.nbytes == 1000 * 84 * 84
