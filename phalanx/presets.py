@@ -119,7 +119,7 @@ PONG_FAST = dataclasses.replace(
 BREAKOUT_FAST = dataclasses.replace(
     PONG_FAST,
     env=AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True),
-    model=ModelConfig(torso="nature", width=2, padding=True),
+    model=ModelConfig(torso="residual"),
     algorithm=PPOConfig(epochs=4, minibatches=32, clip=0.1, entropy_coef=0.003),
     optimizer=OptimizerConfig(rule="adam", learning_rate=4e-4, final_learning_rate=3e-5, schedule_length=3_000_000),
     sampler=SamplerConfig(environments=120, horizon=64, groups=2, squads=3, decorrelation=300),

@@ -28,6 +28,7 @@ from phalanx.sampling.collector import Collector, allocate_rollout
 from phalanx.seams import VectorEnvs
 from phalanx.types import Progress, Rollout
 
+SPREAD = 0.85  # share of a rollout over which its updates are spread
 Report = Callable[[str], None]
 """Takes a sentence the user should read."""
 
@@ -162,7 +163,8 @@ class OverlappedReplica(Replica):
             envs.spec.seen, sampler.environments, experiment.env.stack, sampler.horizon, compute.device
         )
         self.has_rollout = False
-        self.per_gap = 1  # updates while a group is away, so that none are left at the end
+        self.per_gap = 1.0  # updates while a group is away: spread, but so that none are left at the end
+        self.due = 0.0
 
     def iterate(self) -> None:
         """Collect the next rollout, with updates from the last one in every gap; then hand over."""
@@ -174,14 +176,14 @@ class OverlappedReplica(Replica):
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
         begun = self.progress.steps
-        rollout = self.collector.collect(self.progress, lambda: self._update(updates, self.per_gap))
+        rollout = self.collector.collect(self.progress, lambda: self._update_in_gap(updates))
         # what is left to do goes by the same clock as what was done in the gaps
         self.progress.steps, collected = begun, self.progress.steps
-        while self._update(updates, 1):
+        while self._update(updates):
             pass
         self.progress.steps = collected
         gaps = self.experiment.sampler.horizon * len(self.envs.groups)
-        self.per_gap = max(1, -(-(self.progress.updates - before) // gaps))
+        self.per_gap = (self.progress.updates - before) / (SPREAD * gaps) if self.progress.updates > before else 1.0
         if self.learning is not None:
             torch.cuda.current_stream().wait_stream(self.learning)
         self.learner.check(self.progress)
@@ -203,12 +205,19 @@ class OverlappedReplica(Replica):
                 self.experience.put(self.held)
             self.has_rollout = True
 
-    def _update(self, updates: Iterator[None], count: int) -> bool:
-        """The next updates, on the learner's stream; False when there are none left. What has been learnt from in part
+    def _update_in_gap(self, updates: Iterator[None]) -> None:
+        """The updates that are due by now."""
+        self.due += self.per_gap
+        while self.due >= 1:
+            self.due -= 1
+            self._update(updates)
+
+    def _update(self, updates: Iterator[None]) -> bool:
+        """The next update, on the learner's stream; False when there is none left. What has been learnt from in part
         is no longer there to be learnt from: an interrupted run must not begin with it again."""
         self.has_rollout = False
         with on_stream(self.learning):
-            return all(next(updates, self) is None for _ in range(count))
+            return next(updates, self) is None
 
     def _hold(self, rollout: Rollout) -> None:
         """Put a copy into the experience: the collector will write over its own."""

@@ -26,12 +26,13 @@ Pads = tuple[int, int, int, int]  # left, right, top, bottom
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution, followed by a 2x2 max-pool if `pool`, then by a ReLU."""
+    """One convolution, followed by a 2x2 max-pool if `pool`, then by residual blocks and a ReLU."""
 
     filters: int
     kernel: int
     stride: int = 1
     pool: bool = False
+    blocks: int = 0
 
 
 CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
@@ -45,8 +46,10 @@ CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
     ),
     "ga3c": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
     "ga3c-large": (Convolution(32, 8, 4), Convolution(32, 4, 2), Convolution(64, 4, 2)),
+    "residual": (Convolution(32, 4, 2, pool=True, blocks=1), Convolution(64, 3, pool=True, blocks=2)),
 }
-HIDDEN = {"nips": 256, "nature": 512, "ba3c": 128, "ga3c": 256, "ga3c-large": 256, "mlp": 64}
+HIDDEN = {"nips": 256, "nature": 512, "ba3c": 128, "ga3c": 256, "ga3c-large": 256, "residual": 512, "mlp": 64}
+WORDS = {2: torch.int16, 4: torch.int32}  # by their bytes
 BA3C_CHANNELS = 16  # BA3C pads its 12 input channels to a multiple of this
 
 
@@ -88,11 +91,14 @@ class ConvTorso(nn.Module):
         self.features = config.hidden or HIDDEN[config.torso]
 
         inputs = -(-self.channels // BA3C_CHANNELS) * BA3C_CHANNELS if config.torso == "ba3c" else self.channels
-        self.convolutions = nn.ModuleList()
+        self.convolutions, self.blocks = nn.ModuleList(), nn.ModuleList()
+        share = 1 / math.sqrt(max(sum(layer.blocks for layer in layers), 1))
         for layer in layers:
             convolution = nn.Conv2d(inputs, layer.filters, layer.kernel, bias=config.torso != "ba3c")
             self.convolutions.append(initialise(convolution, config.init))
             inputs = layer.filters
+            blocks = (ResidualBlock(inputs, config.init, share) for _ in range(layer.blocks))
+            self.blocks.append(nn.Sequential(*blocks))
         height, width = output_size(layers, self.pads, spec)
         self.dense = initialise(Dense(inputs * height * width, self.features), config.init)
 
@@ -100,7 +106,8 @@ class ConvTorso(nn.Module):
         x = network_input(stacks, history, compute_dtype(stacks.device), self.fold)
         if self.offset:
             x.sub_(self.offset)
-        for index, (layer, pads, convolution) in enumerate(zip(self.layers, self.pads, self.convolutions, strict=True)):
+        parts = zip(self.layers, self.pads, self.convolutions, self.blocks, strict=True)
+        for index, (layer, pads, convolution, blocks) in enumerate(parts):
             weight: Tensor = convolution.weight  # type: ignore[assignment]
             stride = (layer.stride, layer.stride)
             if index == 0:
@@ -108,9 +115,23 @@ class ConvTorso(nn.Module):
                 weight = fold_weight(weight[:, : self.channels] * self.scale, self.fold)
                 stride = (layer.stride, layer.stride // self.fold)
             x = _convolve(x, weight, convolution.bias, stride, pads)  # type: ignore[arg-type]
-            x = F.relu(F.max_pool2d(x, 2) if layer.pool else x, inplace=True)
+            x = F.relu(blocks(F.max_pool2d(x, 2) if layer.pool else x), inplace=True)
         # channels stay innermost: no copy of the channels_last activations
         return F.relu(self.dense(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+
+
+class ResidualBlock(nn.Module):
+    """Adds two convolutions of its input to it; at first only a `share` of them, so that many blocks add as much as
+    one would."""
+
+    def __init__(self, filters: int, init: str, share: float) -> None:
+        super().__init__()
+        self.inner = initialise(nn.Conv2d(filters, filters, 3, padding=1), init)
+        self.outer = initialise(nn.Conv2d(filters, filters, 3, padding=1), init)
+        self.outer.weight.data *= share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.relu(self.inner(F.relu(x)), inplace=True))
 
 
 class MlpTorso(nn.Module):
@@ -137,8 +158,8 @@ def large_layers(model: nn.Module) -> list[nn.Parameter]:
 def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
     """[N, S, C, H, W] of any strides as [N, S*C*fold, H, W/fold] in `dtype`, channels innermost in memory.
 
-    Frames older than the newest `history[n]` become zeros. Fold 4 takes four neighbouring pixels of a row as channels
-    (see `fold_weight`), so that the copy moves whole words and the convolution sees 16 channels instead of 4.
+    Frames older than the newest `history[n]` become zeros. A fold takes 2 or 4 neighbouring pixels of a row as channels
+    (see `fold_weight`), so that the copy moves whole words and the convolution sees 8 or 16 channels instead of 4.
     """
     convert = convert_on_host if stacks.device.type == "cpu" else convert_on_device
     return convert(stacks, history, dtype, fold)
@@ -147,7 +168,7 @@ def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int
 def convert_on_host(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int) -> Tensor:
     """Conversion first, then the few rows with a short history: a mask on every pixel would cost as much again."""
     rows, frames, planes, height, width = stacks.shape
-    words = _as_words(stacks) if fold == 4 else stacks
+    words = _as_words(stacks, fold) if fold > 1 else stacks
     pixels = words.permute(0, 3, 4, 1, 2).flatten().view(stacks.dtype)
     x = pixels.to(dtype, copy=True)  # a copy even of float frames: it is written to
     x = x.view(rows, height, width // fold, frames * planes * fold)
@@ -188,13 +209,14 @@ def pixel_scale(config: ModelConfig, spec: EnvSpec) -> tuple[float, float]:
 def layer_pads(config: ModelConfig, layers: tuple[Convolution, ...], spec: EnvSpec) -> list[Pads]:
     """The zeros around each convolution's input: none, 1 after the first layer, or TensorFlow's SAME (GA3C)."""
     pads: list[Pads] = []
+    padded = config.padding or config.torso == "residual"
     for index, layer in enumerate(layers):
         if config.torso in ("ga3c", "ga3c-large"):
             height, width = output_size(layers[:index], pads, spec)
             (top, bottom), (left, right) = _same(height, layer), _same(width, layer)
             pads.append((left, right, top, bottom))
         else:
-            pads.append((1, 1, 1, 1) if config.padding and index else (0, 0, 0, 0))
+            pads.append((1, 1, 1, 1) if padded and index else (0, 0, 0, 0))
     return pads
 
 
@@ -253,11 +275,11 @@ def _valid(history: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
     return (torch.arange(frames, device=history.device) >= frames - history[:, None]).to(dtype)
 
 
-def _as_words(stacks: Tensor) -> Tensor:
-    """Bytes [..., W] as 4-byte words [..., W/4]; copied only where they do not lie in fours."""
+def _as_words(stacks: Tensor, size: int) -> Tensor:
+    """Bytes [..., W] as words of 2 or 4 [..., W/size]; copied only where they do not lie so."""
     steps = (stacks.storage_offset(), *stacks.stride()[:-1])
-    in_fours = stacks.stride(-1) == 1 and all(step % 4 == 0 for step in steps)
-    return (stacks if in_fours else stacks.contiguous()).view(torch.int32)
+    aligned = stacks.stride(-1) == 1 and all(step % size == 0 for step in steps)
+    return (stacks if aligned else stacks.contiguous()).view(WORDS[size])
 
 
 def _same(size: int, layer: Convolution) -> tuple[int, int]:
@@ -267,6 +289,7 @@ def _same(size: int, layer: Convolution) -> tuple[int, int]:
 
 
 def _foldable(first: Convolution, pads: Pads, spec: EnvSpec) -> int:
-    """4 if the first convolution can take four pixels of a row as channels, else 1."""
-    whole_words = spec.frame_shape[2] % 4 == 0 and np.dtype(spec.frame_dtype) == np.uint8
-    return 4 if first.stride == 4 and first.kernel % 4 == 0 and not any(pads) and whole_words else 1
+    """How many pixels of a row the first convolution can take as channels: as many as it moves on by, or 1."""
+    fold = first.stride
+    whole_words = spec.frame_shape[2] % fold == 0 and np.dtype(spec.frame_dtype) == np.uint8
+    return fold if fold in WORDS and first.kernel % fold == 0 and not any(pads) and whole_words else 1

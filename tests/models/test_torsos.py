@@ -76,11 +76,12 @@ def test_network_input_equals_explicitly_zeroed_frames(
     x = convert(stacks, history, dtype, 1)
     assert x.dtype == dtype and x.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(x.float(), expected)
-    if size[1] % 4 == 0:
-        folded = convert(stacks, history, dtype, 4)
-        assert folded.is_contiguous(memory_format=torch.channels_last)
-        unfolded = expected.view(rows, stack * planes, size[0], size[1] // 4, 4).permute(0, 1, 4, 2, 3)
-        assert torch.equal(folded.float(), unfolded.flatten(1, 2))
+    for fold in (2, 4):
+        if size[1] % fold == 0:
+            folded = convert(stacks, history, dtype, fold)
+            assert folded.is_contiguous(memory_format=torch.channels_last)
+            unfolded = expected.view(rows, stack * planes, size[0], -1, fold).permute(0, 1, 4, 2, 3)
+            assert torch.equal(folded.float(), unfolded.flatten(1, 2))
     assert torch.equal(stacks, untouched)
 
 
@@ -104,11 +105,15 @@ def test_float_frames_are_not_written_to() -> None:
 def plain_forward(torso: ConvTorso, pixels: Tensor, paddings: list[Any], strides: list[int], pools: int = 0) -> Tensor:
     """The network as textbooks write it, on float pixels [N, C, H, W]."""
     x = pixels
-    for index, (convolution, padding, stride) in enumerate(zip(torso.convolutions, paddings, strides, strict=True)):
+    parts = zip(torso.convolutions, torso.blocks, paddings, strides, strict=True)
+    for index, (convolution, blocks, padding, stride) in enumerate(parts):
         if isinstance(padding, tuple):
             x, padding = F.pad(x, padding), 0
-        x = F.relu(F.conv2d(x, convolution.weight, convolution.bias, stride, padding))  # type: ignore[arg-type]
+        x = F.conv2d(x, convolution.weight, convolution.bias, stride, padding)  # type: ignore[arg-type]
         x = F.max_pool2d(x, 2) if index < pools else x
+        for block in cast(nn.Sequential, blocks):
+            x = x + cast(Any, block).outer(F.relu(cast(Any, block).inner(F.relu(x))))
+        x = F.relu(x)
     return F.relu(torso.dense(x.permute(0, 2, 3, 1).flatten(1)))
 
 
@@ -123,6 +128,8 @@ NETWORKS: list[tuple[ModelConfig, EnvSpec, list[Any], list[int], int]] = [
     (ModelConfig(torso="ga3c", scale="centred"), SPEC, [2, (1, 2, 1, 2)], [4, 2], 0),
     (ModelConfig(torso="ga3c-large", first_stride=2, scale="centred"), SPEC, [3, 1, (1, 2, 1, 2)], [2, 2, 2], 0),
     (ModelConfig(torso="ba3c"), spec(3, 84, 84), [0, 0, 0, 0], [1, 1, 1, 1], 3),
+    (ModelConfig(torso="residual"), spec(1, 104, 80), [0, 1], [2, 1], 2),
+    (ModelConfig(torso="residual", scale="centred"), spec(3, 40, 33), [0, 1], [2, 1], 2),
 ]
 
 
@@ -157,6 +164,7 @@ def test_torso_equals_the_plain_network_on_scaled_floats(
         (ModelConfig(torso="nips", width=2), SPEC, 4, 8_224 + 32_832 + 9 * 9 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large"), SPEC, 4, 8_224 + 16_416 + 32_832 + 6 * 6 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large", first_stride=1), SPEC, 4, 8_224 + 16_416 + 32_832 + 21 * 21 * 64 * 256 + 256),
+        (ModelConfig(torso="residual"), spec(1, 104, 80), 4, 3_726_240),
         (ModelConfig(torso="mlp"), spec(4, dtype=np.float32), 1, 4 * 64 + 64 + 64 * 64 + 64),
     ],
 )
