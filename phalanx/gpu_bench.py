@@ -118,7 +118,7 @@ def beside_emulator(
 ) -> dict[str, Any]:
     """Steps per second, sampling only or once learning has begun, each beside the emulator's; the shares of time, and
     how much of it the GPU was busy."""
-    samples, limits, shares, busy = [], [], [], []
+    samples, limits, shares = [], [], []
     with running_replica(experiment) as replica:
         action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
         limit = time.monotonic() + LEARNING_LIMIT
@@ -130,21 +130,20 @@ def beside_emulator(
         for _ in range(repeats):
             limits.append(emulators.speed(seconds))
             action()  # environments may move after any pause: once now, not in every window
-            with BusyShare() as share:
-                replica.timing.reset()
-                steps, start = replica.progress.steps, time.perf_counter()
-                warm_up_until(action, seconds)
-                samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
-                shares.append(replica.timing.shares())
-            busy.append(share.value)
-    known = [value for value in busy if value is not None]
+            replica.timing.reset()
+            steps, start = replica.progress.steps, time.perf_counter()
+            warm_up_until(action, seconds)
+            samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
+            shares.append(replica.timing.shares())
+        with BusyShare() as busy:  # in a window of its own: the driver's tool takes time from a core and the GPU
+            warm_up_until(action, seconds)
     return {
         "emulator_sps": round(statistics.median(limits)),
         "training_sps" if learn else "inference_sps": round(statistics.median(samples)),
         "ratio": round(statistics.median(s / limit for s, limit in zip(samples, limits, strict=True)), 3),
         "precision": experiment.run.precision,
         **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 3) for stage in shares[0]},
-        "gpu_busy_share": round(statistics.median(known), 3) if known else None,
+        "gpu_busy_share": None if busy.value is None else round(busy.value, 3),
         "samples": [[round(limit), round(sample)] for limit, sample in zip(limits, samples, strict=True)],
     }
 
