@@ -149,6 +149,7 @@ class running_replica:  # noqa: N801  (used like a function)
         self.experiment = experiment
 
     def __enter__(self) -> Any:
+        from phalanx.replay.experience import FRAMES_ON_HOST, Replay
         from phalanx.replica import make_replica
         from phalanx.runtime.device import choose_compute
         from phalanx.topologies.serial import make_envs as serial_envs
@@ -158,7 +159,13 @@ class running_replica:  # noqa: N801  (used like a function)
         compute = choose_compute(experiment.run)
         make = serial_envs if experiment.topology.name == "serial" else process_envs
         self.envs = make(experiment, compute, report)
-        self.replica = make_replica(experiment, self.envs, compute, report)
+        try:
+            self.replica = make_replica(experiment, self.envs, compute, report)
+        except BaseException:
+            self.envs.close()
+            raise
+        if isinstance(self.replica.experience, Replay) and self.replica.experience.storage.frames_on_host:
+            report(f"the replay memory's {FRAMES_ON_HOST}")
         return self.replica
 
     def __exit__(self, *exception: object) -> None:

@@ -176,6 +176,7 @@ class OverlappedReplica(Replica):
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
         begun = self.progress.steps
+        self.due = max(0.0, 1.0 - self.per_gap)  # the first at once: the last one's end is waited for
         rollout = self.collector.collect(self.progress, lambda: self._update_in_gap(updates))
         # what is left to do goes by the same clock as what was done in the gaps
         self.progress.steps, collected = begun, self.progress.steps

@@ -29,7 +29,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 from phalanx.logs.logger import Logger
 from phalanx.logs.metrics import ScoreWindow
 from phalanx.registry import make_evaluation_policy
-from phalanx.replay.experience import Replay
+from phalanx.replay.experience import FRAMES_ON_HOST, Replay
 from phalanx.replay.storage import storage_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
@@ -301,7 +301,7 @@ class Session:
         memory = storage_bytes(spec, replay.storage.environments, replay.storage.rows)
         sentence = f"the replay memory of {replay.storage.rows:,} steps takes up to {memory / 1e9:.2f} GB"
         if replay.storage.frames_on_host:
-            sentence += "; its frames lie in page-locked memory of the host, as the GPU has no room for them"
+            sentence += f"; its {FRAMES_ON_HOST}"
         if missing := self._missing_steps():
             sentence += f"; learning {'starts' if self.loaded is None else 'goes on'} after {missing:,} steps"
         self.event(sentence)

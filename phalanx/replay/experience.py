@@ -15,7 +15,9 @@ from phalanx.replay.storage import FrameStorage, frame_bytes, free_bytes, storag
 from phalanx.seams import Saver
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
-DEVICE_RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs, which come after the memory
+RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs; of page-locked host memory to all others
+FRAMES_ON_HOST = "frames lie in page-locked memory of the host, as the GPU has no room for them"
+ADVICE = "lower algorithm.replay_size"
 
 
 class Latest:
@@ -107,20 +109,25 @@ def frames_on_host(config: DQNConfig, spec: EnvSpec, environments: int, device: 
     rows = config.replay_size // environments * environments
     frames = frame_bytes(spec, environments, config.replay_size)
     needed = storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
-    here, host = free_bytes(device), free_bytes(torch.device("cpu"))
+    host = free_bytes(torch.device("cpu"))
     if device.type == "cpu":
-        require(needed <= host, no_room(needed, f"{host / 1e9:.2f} GB are"))
+        free = f"{gigabytes(host)} are free"
+        require(needed <= host, f"the replay memory needs {gigabytes(needed)}, but {free}; {ADVICE}")
         return False
-    here = max(here - DEVICE_RESERVE, 0)
+    here, host = free_bytes(device) - RESERVE, host - RESERVE
     if needed <= here:
         return False
-    free = f"{here / 1e9:.2f} GB of the GPU and {host / 1e9:.2f} GB of the host are"
-    require(needed - frames <= here and frames <= host, no_room(needed, free))
+    split = f"{gigabytes(frames)} of the host and {gigabytes(needed - frames)} of the GPU"
+    require(
+        needed - frames <= here and frames <= host,
+        f"the replay memory needs {gigabytes(needed)} of the GPU, or {split}, but {gigabytes(here)} of the GPU and "
+        f"{gigabytes(host)} of the host are free ({gigabytes(RESERVE)} of each are left to everything else); {ADVICE}",
+    )
     return True
 
 
-def no_room(needed: int, free: str) -> str:
-    return f"the replay memory needs {needed / 1e9:.2f} GB, but {free} available; lower algorithm.replay_size"
+def gigabytes(size: int) -> str:
+    return f"{max(size, 0) / 1e9:.2f} GB"
 
 
 def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int, device: torch.device) -> Replay:

@@ -286,8 +286,11 @@ def storage_bytes(spec: EnvSpec, environments: int, capacity: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be taken on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    """Bytes that can still be taken on a device, those included that torch keeps for later."""
+    if device.type == "cpu":
+        return free_memory()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 class TableSaver:

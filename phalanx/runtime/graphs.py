@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kernels
+
+FAILED: list[torch.cuda.CUDAGraph] = []  # kept: torch's allocator of page-locked memory may still know of them
 
 Work = Callable[[], Any]
 
@@ -50,28 +53,31 @@ class Capturer:
 def record(work: Work) -> tuple[torch.cuda.CUDAGraph | None, str]:
     """A graph of what `work` launches on the current stream, or why there is none. `torch.cuda.graph` would first give
     all unused memory back to the driver, each time anew."""
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    reasons = []
+    graph, pool, reasons = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), []
     graph.capture_begin(pool, capture_error_mode="thread_local")
-    for attempt in (work, graph.capture_end):
+    try:
+        work()
+    except RuntimeError as error:
+        reasons.append(str(error))
+    finally:  # whatever was raised, a signal's too: nothing else may run within a capture
         try:
-            attempt()
-        except RuntimeError as error:  # the first says what went wrong, the second only that something did
-            reasons.append(str(error).splitlines()[0])
-    if not reasons:
-        return graph, ""
-    close_failed(pool)
-    return None, reasons[0]
+            graph.capture_end()
+        except RuntimeError as error:
+            reasons.append(str(error))  # says only that something went wrong before, if it did
+            close_failed(graph, pool)
+    return (None, reasons[0].splitlines()[0]) if reasons else (graph, "")
 
 
-def close_failed(pool: tuple[int, int]) -> None:
-    """Take torch out of a capture whose end failed too: the allocator would go on waiting for it, and the default
-    generator would refuse all numbers outside of graphs until a capture succeeds."""
+def close_failed(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """Take torch out of a capture whose end failed: the allocator would go on waiting for it, and the default generator
+    would refuse all numbers outside of graphs until a capture succeeds."""
+    FAILED.append(graph)
     device = torch.cuda.current_device()
-    torch._C._cuda_endAllocateToPool(device, pool)
-    torch._C._cuda_releasePool(device, pool)
+    with contextlib.suppress(RuntimeError):  # the end failed after this was done
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
     number = torch.zeros(1, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+    other = torch.cuda.CUDAGraph()
+    other.capture_begin(capture_error_mode="thread_local")
     number.zero_()
-    graph.capture_end()
+    other.capture_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 
 from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig
 from phalanx.presets import preset
-from phalanx.replay.experience import DEVICE_RESERVE
+from phalanx.replay.experience import RESERVE
 from phalanx.replica import make_replica
 from phalanx.runtime.device import choose_compute
+from phalanx.runtime.graphs import record
 from phalanx.topologies import synchronous
 
 pytestmark = pytest.mark.gpu
@@ -108,42 +110,78 @@ def test_raw_screens_change_nothing():
     assert float((ours[0] - theirs[0]).abs().max()) < TOLERANCE
 
 
-def looks_at(function):
-    """A function whose result is looked at by the host, for which no graph can wait."""
+def wait():
+    """What makes CUDA itself give up a capture."""
+    torch.cuda.current_stream().synchronize()
 
-    def looking(*arguments):
+
+def copy():
+    """What torch refuses before CUDA knows of it."""
+    torch.ones(5, device="cuda").cpu()
+
+
+def give_up():
+    """What only this code knows to be impossible; CUDA would go on."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("this was never meant to be captured")
+
+
+def followed_by(function, spoiler):
+    def spoilt(*arguments):
         result = function(*arguments)
-        torch.cuda.current_stream().synchronize()
+        spoiler()
         return result
 
-    return looking
+    return spoilt
 
 
-def spoil_acting(replica):
-    replica.policy.act = looks_at(replica.policy.act)
+def spoil_acting(replica, spoiler):
+    replica.policy.act = followed_by(replica.policy.act, spoiler)
 
 
-def spoil_learning(replica):
-    replica.learner.algorithm.loss = looks_at(replica.learner.algorithm.loss)
+def spoil_learning(replica, spoiler):
+    replica.learner.algorithm.loss = followed_by(replica.learner.algorithm.loss, spoiler)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("name", ["ppo", "eps-rainbow"])
+@pytest.mark.parametrize(
+    ("name", "overlap", "spoiler"),
+    [
+        ("ppo", False, wait),
+        ("ppo", True, wait),
+        ("eps-rainbow", True, wait),
+        ("ppo", True, copy),
+        ("ppo", True, give_up),
+    ],
+)
 @pytest.mark.parametrize("spoil", [spoil_acting, spoil_learning])
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(spoil, name, overlap):
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(spoil, name, overlap, spoiler):
     base, flags = CASES[name]
     reports = []
-    assert_agree(experiment_of(base, overlap, **flags), spoil=spoil, report=reports.append)
+    experiment = experiment_of(base, overlap, **flags)
+    assert_agree(experiment, spoil=lambda replica: spoil(replica, spoiler), report=reports.append)
     (report,) = reports
     assert report.startswith("a step of sampling" if spoil is spoil_acting else "an update")
     assert "runs eagerly" in report and "captur" in report.split(":", 1)[1]
     torch.rand(3, device="cuda")  # the failure leaves nothing behind
 
 
+@pytest.mark.parametrize("spoiler", [wait, give_up])
+def test_an_interruption_leaves_no_capture_open(spoiler):
+    def interrupted():
+        with contextlib.suppress(RuntimeError):
+            spoiler()
+        raise KeyboardInterrupt
+
+    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(KeyboardInterrupt):
+        record(interrupted)
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.rand(3, device="cuda").sum().item() > 0
+
+
 def test_frames_of_a_replay_memory_may_lie_on_the_host(monkeypatch):
     experiment = experiment_of("eps-rainbow-catch", True, **Q)
     on_card = run(experiment, True, 12)
-    free = {"cuda": DEVICE_RESERVE + 2**17, "cpu": 2**30}
+    free = {"cuda": RESERVE + 2**17, "cpu": 2 * RESERVE}
     monkeypatch.setattr("phalanx.replay.experience.free_bytes", lambda device: free[device.type])
     placed = []
     on_host = run(experiment, True, 12, lambda replica: placed.append(replica.experience.storage.frames_on_host))

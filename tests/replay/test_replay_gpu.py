@@ -10,7 +10,7 @@ import torch
 
 from phalanx.config import DQNConfig
 from phalanx.replay import experience
-from phalanx.replay.experience import DEVICE_RESERVE, Replay, make_replay
+from phalanx.replay.experience import RESERVE, Replay, make_replay
 from phalanx.runtime import pages
 from phalanx.runtime.pages import unlock_pages
 from phalanx.types import EnvSpec, Rollout
@@ -98,7 +98,7 @@ def test_frames_on_the_host_are_read_as_those_on_the_card(
 ) -> None:
     cuda = torch.device("cuda")
     on_card = fill(cuda, prioritized)
-    free = {"cuda": 400 * 64 - 1 + DEVICE_RESERVE, "cpu": 10**9}  # nearly enough
+    free = {"cuda": 400 * 64 - 1 + RESERVE, "cpu": 2 * RESERVE}  # nearly enough
     monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
     on_host = fill(cuda, prioritized)
     restored = empty(cuda, prioritized)

@@ -326,7 +326,7 @@ def test_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatc
 
 @pytest.mark.parametrize(
     ("card", "host", "expected"),
-    [(12, 0, False), (3, 8, True), (2, 100, None), (3, 7, None), (0, 0, None)],
+    [(12, 0, False), (3, 10, True), (2, 100, None), (3, 9, None), (0, 0, None)],
     ids=["all on the card", "frames on the host", "no room for the rest", "no room for frames", "no room"],
 )
 def test_frames_lie_on_the_host_where_a_card_is_too_small(
@@ -335,7 +335,10 @@ def test_frames_lie_on_the_host_where_a_card_is_too_small(
     free = {"cuda": int(card * 10**9), "cpu": int(host * 10**9)}
     monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
     if expected is None:
-        with pytest.raises(UserError, match=r"7\.08 GB.*of the GPU and.*of the host.*algorithm\.replay_size"):
+        sentence = (
+            r"needs 7\.08 GB of the GPU, or 7\.06 GB of the host and 0\.02 GB of the GPU, but .*; lower algorithm"
+        )
+        with pytest.raises(UserError, match=sentence):
             frames_on_host(DQNConfig(), ATARI, 16, torch.device("cuda"))
     else:
         assert frames_on_host(DQNConfig(), ATARI, 16, torch.device("cuda")) is expected

@@ -1,0 +1,102 @@
+"""Captures that fail, on a stand-in for CUDA that keeps account as torch does: of the stream that captures, of the
+memory pool in use, and of the default generator. `tests/gpu` has the same with a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from phalanx.runtime import graphs
+
+POOL = (0, 7)
+
+
+class Cuda:
+    """What torch knows; a graph of it is one that may fail."""
+
+    def __init__(self):
+        self.capturing = self.invalid = self.generator_captures = False
+        self.pools = []
+
+    def graph(self):
+        return Graph(self)
+
+    def end_pool(self, device, pool):
+        if pool not in self.pools:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.pools.remove(pool)
+
+    def idle(self):
+        return not (self.capturing or self.generator_captures or self.pools)
+
+
+class Graph:
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def capture_begin(self, pool=(1, 0), capture_error_mode=""):
+        self.pool = pool
+        self.cuda.capturing = self.cuda.generator_captures = True
+        self.cuda.pools.append(pool)
+
+    def capture_end(self):
+        self.cuda.capturing = False
+        if self.cuda.invalid:
+            self.cuda.invalid = False
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.cuda.end_pool(0, self.pool)
+        self.cuda.generator_captures = False
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda, zeros = Cuda(), torch.zeros
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", cuda.graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: zeros(*size))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", cuda.end_pool, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None, raising=False)
+    monkeypatch.setattr(graphs, "FAILED", [])
+    return cuda
+
+
+def test_work_becomes_a_graph(cuda):
+    graph, reason = graphs.record(lambda: None)
+    assert isinstance(graph, Graph) and reason == ""
+    assert cuda.idle()
+
+
+@pytest.mark.parametrize("invalid", [True, False], ids=["CUDA gives up", "CUDA would go on"])
+def test_a_failure_is_the_reason_and_leaves_nothing_open(cuda, invalid):
+    def fail():
+        cuda.invalid = invalid
+        raise RuntimeError("operation not permitted when stream is capturing\nand a long explanation")
+
+    assert graphs.record(fail) == (None, "operation not permitted when stream is capturing")
+    assert cuda.idle()
+
+
+@pytest.mark.parametrize("invalid", [True, False], ids=["CUDA gives up", "CUDA would go on"])
+def test_an_interruption_leaves_nothing_open(cuda, invalid):
+    def interrupted():
+        cuda.invalid = invalid
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        graphs.record(interrupted)
+    assert cuda.idle()
+
+
+def test_an_end_that_fails_late_is_a_reason_too(cuda, monkeypatch):
+    """The pool is closed by then; closing it twice is an error of torch's."""
+    end = Graph.capture_end
+
+    def too_late(graph):
+        end(graph)
+        monkeypatch.setattr(Graph, "capture_end", end)
+        raise RuntimeError("the graph cannot be instantiated")
+
+    monkeypatch.setattr(Graph, "capture_end", too_late)
+    assert graphs.record(lambda: None) == (None, "the graph cannot be instantiated")
+    assert cuda.idle()
