@@ -87,9 +87,9 @@ def _paac(torso: str) -> Experiment:
 
 PONG = Experiment(
     env=AtariConfig("pong"),
-    model=ModelConfig(torso="nips"),
+    model=ModelConfig(torso="pooled"),
     algorithm=PPOConfig(discount=0.98, epochs=4, minibatches=16, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_400_000),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=800_000),
     sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=4_000_000, target_score=18.0),
@@ -98,6 +98,7 @@ PONG = Experiment(
 
 A2C_PONG = dataclasses.replace(
     PONG,
+    model=ModelConfig(torso="nips"),
     algorithm=A2CConfig(discount=0.95, gae_lambda=0.95, value_coef=0.5, entropy_coef=0.002),
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-3, clip="none"),
     sampler=SamplerConfig(environments=8, horizon=16, decorrelation=500),

@@ -46,9 +46,19 @@ CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
     ),
     "ga3c": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
     "ga3c-large": (Convolution(32, 8, 4), Convolution(32, 4, 2), Convolution(64, 4, 2)),
+    "pooled": (Convolution(16, 4, 2, pool=True), Convolution(32, 3, pool=True)),
     "residual": (Convolution(32, 4, 2, pool=True, blocks=1), Convolution(64, 3, pool=True, blocks=2)),
 }
-HIDDEN = {"nips": 256, "nature": 512, "ba3c": 128, "ga3c": 256, "ga3c-large": 256, "residual": 512, "mlp": 64}
+HIDDEN = {
+    "nips": 256,
+    "nature": 512,
+    "ba3c": 128,
+    "ga3c": 256,
+    "ga3c-large": 256,
+    "pooled": 256,
+    "residual": 512,
+    "mlp": 64,
+}
 WORDS = {2: torch.int16, 4: torch.int32}  # by their bytes
 BA3C_CHANNELS = 16  # BA3C pads its 12 input channels to a multiple of this
 

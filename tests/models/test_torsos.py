@@ -128,6 +128,7 @@ NETWORKS: list[tuple[ModelConfig, EnvSpec, list[Any], list[int], int]] = [
     (ModelConfig(torso="ga3c", scale="centred"), SPEC, [2, (1, 2, 1, 2)], [4, 2], 0),
     (ModelConfig(torso="ga3c-large", first_stride=2, scale="centred"), SPEC, [3, 1, (1, 2, 1, 2)], [2, 2, 2], 0),
     (ModelConfig(torso="ba3c"), spec(3, 84, 84), [0, 0, 0, 0], [1, 1, 1, 1], 3),
+    (ModelConfig(torso="pooled"), SPEC, [0, 0], [2, 1], 2),
     (ModelConfig(torso="residual"), spec(1, 104, 80), [0, 1], [2, 1], 2),
     (ModelConfig(torso="residual", scale="centred"), spec(3, 40, 33), [0, 1], [2, 1], 2),
 ]
@@ -164,6 +165,7 @@ def test_torso_equals_the_plain_network_on_scaled_floats(
         (ModelConfig(torso="nips", width=2), SPEC, 4, 8_224 + 32_832 + 9 * 9 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large"), SPEC, 4, 8_224 + 16_416 + 32_832 + 6 * 6 * 64 * 256 + 256),
         (ModelConfig(torso="ga3c-large", first_stride=1), SPEC, 4, 8_224 + 16_416 + 32_832 + 21 * 21 * 64 * 256 + 256),
+        (ModelConfig(torso="pooled"), SPEC, 4, 1_040 + 4_640 + 9 * 9 * 32 * 256 + 256),
         (ModelConfig(torso="residual"), spec(1, 104, 80), 4, 3_726_240),
         (ModelConfig(torso="mlp"), spec(4, dtype=np.float32), 1, 4 * 64 + 64 + 64 * 64 + 64),
     ],
