@@ -89,7 +89,7 @@ PONG = Experiment(
     env=AtariConfig("pong"),
     model=ModelConfig(torso="pooled"),
     algorithm=PPOConfig(discount=0.98, epochs=4, minibatches=16, clip=0.1),
-    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=800_000),
+    optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_400_000),
     sampler=SamplerConfig(environments=16, horizon=128, decorrelation=500),
     topology=SynchronousConfig(),
     run=RunConfig(steps=4_000_000, target_score=18.0),
