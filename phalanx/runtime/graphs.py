@@ -65,7 +65,7 @@ def record(work: Work) -> tuple[torch.cuda.CUDAGraph | None, str]:
         except RuntimeError as error:
             reasons.append(str(error))  # says only that something went wrong before, if it did
             close_failed(graph, pool)
-    return (None, reasons[0].splitlines()[0]) if reasons else (graph, "")
+    return (None, reasons[0].partition("\n")[0]) if reasons else (graph, "")
 
 
 def close_failed(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
