@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -137,11 +136,6 @@ def warm_up_until(action: Callable[[], Any], seconds: float) -> None:
         action()
 
 
-def report(sentence: str) -> None:
-    """Beside the results, which a program may read."""
-    print(f"phalanx: {sentence}", file=sys.stderr)
-
-
 class running_replica:  # noqa: N801  (used like a function)
     """The replica of an experiment with its environments, outside of a run directory."""
 
@@ -149,6 +143,7 @@ class running_replica:  # noqa: N801  (used like a function)
         self.experiment = experiment
 
     def __enter__(self) -> Any:
+        from phalanx.__main__ import warn  # not among the results, which a program may read
         from phalanx.replay.experience import FRAMES_ON_HOST, Replay
         from phalanx.replica import make_replica
         from phalanx.runtime.device import choose_compute
@@ -158,14 +153,14 @@ class running_replica:  # noqa: N801  (used like a function)
         experiment = self.experiment
         compute = choose_compute(experiment.run)
         make = serial_envs if experiment.topology.name == "serial" else process_envs
-        self.envs = make(experiment, compute, report)
+        self.envs = make(experiment, compute, warn)
         try:
-            self.replica = make_replica(experiment, self.envs, compute, report)
+            self.replica = make_replica(experiment, self.envs, compute, warn)
         except BaseException:
             self.envs.close()
             raise
         if isinstance(self.replica.experience, Replay) and self.replica.experience.storage.frames_on_host:
-            report(f"the replay memory's {FRAMES_ON_HOST}")
+            warn(f"the replay memory's {FRAMES_ON_HOST}")
         return self.replica
 
     def __exit__(self, *exception: object) -> None:
@@ -175,10 +170,11 @@ class running_replica:  # noqa: N801  (used like a function)
 
 def sampling_speed(experiment: Experiment, seconds: float) -> float:
     """Steps per second of the workers alone, under random actions drawn ahead of time."""
+    from phalanx.__main__ import warn
     from phalanx.runtime.device import choose_compute
     from phalanx.topologies.synchronous import make_envs
 
-    envs, count = make_envs(experiment, choose_compute(experiment.run), report), 0
+    envs, count = make_envs(experiment, choose_compute(experiment.run), warn), 0
     try:
         step = random_steps(envs)
         begin = start = time.perf_counter()

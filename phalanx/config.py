@@ -92,8 +92,8 @@ class ModelConfig:
 
     torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"] = "nature"
     """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
-    padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling, which learns from fewer
-    steps. residual: 32-64 with residual blocks besides, for a GPU. mlp: two hidden layers."""
+    padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling. residual: 32-64
+    with residual blocks besides, for a GPU. mlp: two hidden layers."""
     hidden: int = 0
     """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64)."""
     width: int = 1
