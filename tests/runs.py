@@ -17,7 +17,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 sys.path.append(str(Path(__file__).parent / "sampling"))
 from faulty import descendants
 
-__all__ = ["ATARI", "alike", "descendants", "nan_reward", "newest", "records"]
+__all__ = ["ATARI", "descendants", "nan_reward", "newest", "records", "same"]
 
 ATARI = (
     *("--env.frame", "104x80", "--model.torso", "nips", "--sampler.environments", 4, "--sampler.horizon", 5),
@@ -34,17 +34,25 @@ def newest(run: Path) -> Loaded:
     return Checkpoints(run / "checkpoints", keep=1, report=pytest.fail).load()
 
 
-def alike(ours: Any, theirs: Any) -> bool:
-    """Are two states the same, bit for bit?"""
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(alike(value, theirs[key]) for key, value in ours.items())
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(alike, ours, theirs))
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, np.ndarray):
-        return np.array_equal(ours, theirs)
-    return type(ours) is type(theirs) and ours == theirs
+def same(a: Any, b: Any) -> bool:
+    """Equal in value and in type, tuples counting as lists and NaN as itself."""
+    if isinstance(a, list | tuple):
+        return type(b) is list and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and tensor_bytes(a) == tensor_bytes(b))
+    if isinstance(a, np.ndarray | np.generic):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    return bool(a == b)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def nan_reward(step: Any, count: list[int]) -> Any:

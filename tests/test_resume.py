@@ -13,7 +13,7 @@ import torch
 
 from phalanx.envs.toy import Catch
 from phalanx.runtime.device import restore_generator
-from runs import ATARI, alike, nan_reward, newest, records
+from runs import ATARI, nan_reward, newest, records, same
 
 ATARI_A2C = ("a2c", *ATARI)
 OVERLAP = ("--topology.overlap", "True")
@@ -58,11 +58,11 @@ class TestResume:
         assert resume("--run.steps", second) == 0
         ours, theirs = newest(tmp_path / "run"), newest(tmp_path / "whole")
         assert ours.steps == theirs.steps > halfway.steps
-        assert not alike(halfway.weights, ours.weights)  # something was learnt after the interruption
-        assert alike(ours.weights, theirs.weights)
+        assert not same(halfway.weights, ours.weights)  # something was learnt after the interruption
+        assert same(ours.weights, theirs.weights)
         assert ours.state["scores"] == theirs.state["scores"]
         for name in ("progress", "store", "learner", "experience"):
-            assert alike(ours.state["replica"][name], theirs.state["replica"][name]), name
+            assert same(ours.state["replica"][name], theirs.state["replica"][name]), name
 
     @pytest.mark.parametrize("flags", [("--sampler.horizon", 16), ("--sampler.batch", 64)])
     def test_with_overlap_keeps_the_shape_of_its_rollout(self, train, resume, capsys, flags):
@@ -88,7 +88,7 @@ class TestResume:
         assert train("ppo-catch", "--topology", "serial", steps=2000, name="whole") == 0
         assert train("ppo-catch", "--topology", "serial", steps=1000) == 0
         assert resume("--run.steps", 2000, "--topology", "synchronous") == 0
-        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
+        assert same(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
         assert json.loads((tmp_path / "run/config.json").read_text())["topology"]["name"] == "synchronous"
 
     def test_continues_the_records(self, train, resume, tmp_path):
@@ -149,7 +149,7 @@ class TestResume:
             played.append(list(balls))
         assert played[0][:24] != first
         assert played[0] == played[1]
-        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "again").weights)
+        assert same(newest(tmp_path / "run").weights, newest(tmp_path / "again").weights)
         assert json.loads((tmp_path / "run/config.json").read_text())["run"]["seed"] == 0
 
     def test_of_a_finished_run_changes_nothing(self, train, resume, tmp_path):
@@ -157,7 +157,7 @@ class TestResume:
         before = newest(tmp_path / "run")
         assert resume() == 0
         after = newest(tmp_path / "run")
-        assert alike(before.weights, after.weights)
+        assert same(before.weights, after.weights)
         assert before.state["replica"]["progress"] == after.state["replica"]["progress"]
 
     def test_reports_a_damaged_checkpoint_and_uses_the_one_before(self, train, resume, tmp_path, capsys):
@@ -174,7 +174,7 @@ class TestResume:
         assert "is damaged" in error
         steps = [line["steps"] for line in records(tmp_path / "run")]
         assert steps == sorted(set(steps))  # what came after the older checkpoint was forgotten
-        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
+        assert same(newest(tmp_path / "run").weights, newest(tmp_path / "whole").weights)
 
     def test_of_a_run_without_any_whole_checkpoint_is_one_sentence(self, train, resume, tmp_path, capsys):
         assert train("a2c-catch") == 0

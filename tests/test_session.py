@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runs import ATARI, alike, newest, records
+from runs import ATARI, newest, records, same
 
 REQUIRED = (
     *("time_s", "steps", "frames", "updates", "version", "episodes", "score", "sps", "lag_mean", "lag_max"),
@@ -70,4 +70,4 @@ class TestRecords:
         evaluations = [line for line in records(tmp_path / "run") if "eval/score" in line]
         assert [line["steps"] for line in evaluations] == [256, 512, 768, 1024]
         assert all(line["eval/games"] == 3 for line in evaluations)
-        assert alike(newest(tmp_path / "run").weights, newest(tmp_path / "plain").weights)
+        assert same(newest(tmp_path / "run").weights, newest(tmp_path / "plain").weights)
