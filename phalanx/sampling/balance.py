@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-GAIN = 0.02  # the slowest worker must get faster by this share with each move; one of 32 environments is 3 %
+GAIN = 0.02  # with what it gets, a worker must stay faster than the slowest was by this share
 MOST_MOVES = 8  # per call: each costs a few steps, or hundreds where a simulator must be made for it
 SMOOTHING = 0.5  # of what is known of a worker's speed
 SLOWER = 1.25  # by this factor the time between two calls grows,
@@ -68,9 +68,9 @@ def moves(rows: list[list[list[int]]], cost: np.ndarray) -> Iterator[tuple[int, 
         load = counts.sum(1) * cost
         source = int(load.argmax())
         target = int((load + cost).argmin())
-        after = max(load[source] - cost[source], load[target] + cost[target])
         held = counts[source] > 0
-        if source == target or after > load[source] * (1 - GAIN) or counts[source].sum() <= held.sum():
+        too_much = load[target] + cost[target] > load[source] * (1 - GAIN)
+        if source == target or too_much or counts[source].sum() <= held.sum():
             return
         group = max(np.flatnonzero(held).tolist(), key=lambda g: _worth(counts[source], counts[target], g))
         counts[source, group] -= 1

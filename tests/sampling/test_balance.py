@@ -36,6 +36,12 @@ def test_a_slow_core_gives_environments_away():
     assert list(moves(rows, np.array([1.0, 1.0]))) == []
 
 
+def test_a_worker_with_many_gives_away_one_of_them():
+    rows = [[[None] * 64], [[None] * 64]]
+    assert [move[:2] for move in moves(rows, np.array([1.1, 1.0]))] == [(0, 1)] * 2
+    assert list(moves(rows, np.array([1.03, 1.0]))) == []  # with one more, the other would be as slow
+
+
 def counts_after(rows, cost):
     counts = np.array([[len(group) for group in worker] for worker in rows])
     for source, target, group in moves(rows, np.array(cost)):
