@@ -212,7 +212,7 @@ def random_steps(envs: VectorEnvs) -> Callable[[int], None]:
 def inference_speed(experiment: Experiment, seconds: float) -> float:
     """Steps per second with the network choosing the actions and nothing learnt."""
     with running_replica(experiment) as replica:
-        collect = lambda: replica.collector.collect(replica.progress)  # noqa: E731
+        collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
         warm_up_until(collect, 1.0)
         steps, start = replica.progress.steps, time.perf_counter()
         warm_up_until(collect, seconds)

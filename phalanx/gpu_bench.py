@@ -17,34 +17,40 @@ import time
 from typing import Any, NamedTuple
 
 from phalanx.bench import check_lengths, running_replica, show, warm_up_until
-from phalanx.config import AtariConfig, Experiment, SamplerConfig, SynchronousConfig
+from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
 from phalanx.errors import RunError, UserError
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
-SETTLING = 8.0  # seconds in which environments move to the faster cores
+SETTLING = 5.0  # seconds in which environments move to the faster cores
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here. A busy learner gets a core of its own."""
+    """How an algorithm runs here, with overlap. A busy learner gets a core of its own and serves larger groups; else
+    no worker waits for another."""
 
     preset: str
     horizon: int
-    overlap: bool
-    own_core: bool
-    envs_per_worker: int = 32
-    squads: int = 4
+    busy: bool = False
+
+    @property
+    def envs_per_worker(self) -> int:
+        return 32 if self.busy else 64
+
+    @property
+    def squads(self) -> int:
+        return 4 if self.busy else 0  # one for each worker
 
 
-SAMPLING = Shape("ppo", 32, True, own_core=False)
+SAMPLING = Shape("ppo", 32)
 ALGORITHMS = {
-    "a2c": Shape("a2c", 5, False, own_core=False, envs_per_worker=64),
-    "ppo": Shape("ppo", 32, True, own_core=False),
-    "dqn_512": Shape("dqn-512", 32, True, own_core=True),
-    "c51_2048": Shape("c51-2048", 32, True, own_core=True),
-    "eps_rainbow_512": Shape("eps-rainbow-512", 32, True, own_core=True),
+    "a2c": Shape("a2c", 5),
+    "ppo": Shape("ppo", 32),
+    "dqn_512": Shape("dqn-512", 32, busy=True),
+    "c51_2048": Shape("c51-2048", 32, busy=True),
+    "eps_rainbow_512": Shape("eps-rainbow-512", 32, busy=True),
 }
 
 
@@ -53,7 +59,7 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=2.5, help="length of each measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -94,7 +100,7 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
 
     base = preset(shape.preset)
     assert isinstance(base.env, AtariConfig)
-    workers = max(1, cores - shape.own_core)
+    workers = max(1, cores - shape.busy)
     sampler = SamplerConfig(
         environments=workers * shape.envs_per_worker,
         horizon=shape.horizon,
@@ -108,8 +114,10 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
         env=dataclasses.replace(base.env, game=game),
         model=dataclasses.replace(base.model, torso="nature"),
         sampler=sampler,
-        topology=SynchronousConfig(overlap=shape.overlap),
+        topology=SynchronousConfig(overlap=True),
     )
+    if isinstance(base.algorithm, A2CConfig):
+        experiment = dataclasses.replace(experiment, algorithm=dataclasses.replace(base.algorithm, importance=True))
     return resolve_precision(parse_flags("phalanx bench gpu", experiment, flags).validate())
 
 
@@ -120,7 +128,8 @@ def beside_emulator(
     how much of it the GPU was busy."""
     samples, limits, shares = [], [], []
     with running_replica(experiment) as replica:
-        action = replica.iterate if learn else lambda: replica.collector.collect(replica.progress)
+        collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
+        action = replica.iterate if learn else collect
         limit = time.monotonic() + LEARNING_LIMIT
         while learn and replica.progress.updates == 0:
             action()

@@ -25,7 +25,7 @@ from phalanx.registry import make_algorithm, make_experience, make_network, make
 from phalanx.replay.experience import Latest
 from phalanx.runtime.device import Compute, on_stream
 from phalanx.sampling.collector import Collector, allocate_rollout
-from phalanx.seams import VectorEnvs
+from phalanx.seams import Policy, VectorEnvs
 from phalanx.types import Progress, Rollout
 
 SPREAD = 0.85  # share of a rollout over which its updates are spread
@@ -48,7 +48,7 @@ class Replica:
         self.model = make_network(experiment, envs.spec.seen).to(compute.device)
         self.parameters = self._flatten(self.model)
         self.store = LocalStore(self.parameters, make_rule(experiment.optimizer))
-        self.policy = make_policy(experiment, self.model, compute)
+        self.policies = self._make_policies()
         self.experience = make_experience(experiment, envs.spec.seen, compute.device)
         self.collector = self._make_collector()
         self.learner = self._make_learner()
@@ -61,6 +61,9 @@ class Replica:
         self.lag = self.progress.version - rollout.version
         self.learner.learn(self.experience, self.progress)
         self.learner.check(self.progress)
+
+    def settle(self) -> None:
+        """Bring what is under way to an end; here nothing is."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self.parameters.named_tensors()
@@ -100,6 +103,9 @@ class Replica:
         rounds = self.compute.bfloat16 and self.compute.device.type == "cpu"
         return FlatParameters(model, rounded=large_layers(model) if rounds else ())
 
+    def _make_policies(self) -> list[Policy]:
+        return [make_policy(self.experiment, self.model, self.compute)]
+
     def _make_collector(self) -> Collector:
         experiment, compute = self.experiment, self.compute
         decode = None
@@ -110,7 +116,7 @@ class Replica:
             decode = ScreenDecoder(experiment.env, self.envs.spec.frame_shape[1], compute.device)
         arguments = (
             self.envs,
-            self.policy,
+            self.policies,
             experiment.env.stack,
             experiment.sampler.horizon,
             compute,
@@ -144,51 +150,85 @@ class Replica:
         return Learner(*arguments)
 
 
-class OverlappedReplica(Replica):
-    """Learns from the last rollout while the next one is collected by a copy of the model: lag exactly one rollout.
+class ActingCopy:
+    """A policy on a copy of the model, which takes over the parameters when a rollout begins: the model learns on."""
 
-    Between two rollouts everything is in order again: all updates are done, and the copy takes over their result. So
-    runs are as reproducible as without overlap.
+    def __init__(self, replica: Replica, learning: torch.cuda.Stream | None) -> None:
+        model = copy.deepcopy(replica.model)
+        rounded = large_layers(model) if replica.compute.bfloat16 else ()  # once a rollout, not at every step
+        self.parameters = FlatParameters(model, rounded=rounded)
+        self.source = replica.parameters
+        self.learning = learning
+        self.policy = make_policy(replica.experiment, model, replica.compute)
+        self.act = self.policy.act
+        self.value = self.policy.value
+
+    def begin(self, progress: Progress) -> None:
+        """Between two updates of the learner, which may still be on their way on its stream."""
+        if self.learning is not None:
+            torch.cuda.current_stream().wait_stream(self.learning)
+        self.parameters.flat.copy_(self.source.flat)
+        self.parameters.refresh()
+        if self.learning is not None:
+            self.learning.wait_stream(torch.cuda.current_stream())
+        self.policy.begin(progress)
+
+
+class OverlappedReplica(Replica):
+    """Learns from the last rollout while the next one is collected by copies of the model: lag exactly one rollout.
+
+        rollout k collected        | k + 1 collected by what was learnt from k - 1 | k + 2 by what was learnt from k
+        learning from k - 1        | learning from k                               | learning from k + 1
+
+    The bars are not walls: environments that are done with k go on with k + 1 once nothing is left to learn from k - 1.
+    Who is early does not change what is collected, so runs are as reproducible as without overlap.
     """
 
     def __init__(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, report: Report) -> None:
-        super().__init__(experiment, envs, compute, report)
-        self.acting: nn.Module = copy.deepcopy(self.model)
-        rounded = large_layers(self.acting) if compute.bfloat16 else ()  # once a rollout, not at every step
-        self.acting_parameters = FlatParameters(self.acting, rounded=rounded)
-        self.policy.model = self.acting  # type: ignore[attr-defined]
         self.learning = torch.cuda.Stream() if compute.device.type == "cuda" else None
+        super().__init__(experiment, envs, compute, report)
         sampler = experiment.sampler
         self.held = allocate_rollout(
             envs.spec.seen, sampler.environments, experiment.env.stack, sampler.horizon, compute.device
         )
         self.has_rollout = False
-        self.per_gap = 1.0  # updates while a group is away: spread, but so that none are left at the end
+        self.gaps = 0  # times in the present rollout in which an update could be made,
+        self.per_gap = 1.0  # updates in each: spread, but so that none are left at the end
         self.due = 0.0
 
-    def iterate(self) -> None:
-        """Collect the next rollout, with updates from the last one in every gap; then hand over."""
-        self.acting_parameters.flat.copy_(self.parameters.flat)
-        self.acting_parameters.refresh()
+    def iterate(self, early: bool = True) -> None:
+        """Collect the next rollout, with updates from the last one in every gap. Environments may begin the one after
+        it, unless that would come after the end of the run, or shall not be (`early`)."""
         updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
         self.lag = self.progress.version - self.held.version if self.has_rollout else 0
         if self.learning is not None:
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
         begun = self.progress.steps
+        early = early and begun + self.held.action.numel() < self.experiment.run.steps
         self.due = max(0.0, 1.0 - self.per_gap)  # the first at once: the last one's end is waited for
-        rollout = self.collector.collect(self.progress, lambda: self._update_in_gap(updates))
+        self.gaps = 0
+        rollout = self.collector.collect(
+            self.progress,
+            lambda: self._update_in_gap(updates),
+            (lambda: not self._update(updates)) if early else None,
+        )
         # what is left to do goes by the same clock as what was done in the gaps
         self.progress.steps, collected = begun, self.progress.steps
         while self._update(updates):
             pass
         self.progress.steps = collected
-        gaps = self.experiment.sampler.horizon * len(self.envs.groups)
-        self.per_gap = (self.progress.updates - before) / (SPREAD * gaps) if self.progress.updates > before else 1.0
+        made = self.progress.updates - before
+        self.per_gap = made / (SPREAD * max(self.gaps, 1)) if made else 1.0
         if self.learning is not None:
             torch.cuda.current_stream().wait_stream(self.learning)
         self.learner.check(self.progress)
         self._hold(rollout)
+
+    def settle(self) -> None:
+        """Collect what environments have begun early, and begin no more."""
+        if self.collector.ahead:
+            self.iterate(early=False)
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Besides, the rollout that was collected but not yet learnt from."""
@@ -208,6 +248,7 @@ class OverlappedReplica(Replica):
 
     def _update_in_gap(self, updates: Iterator[None]) -> None:
         """The updates that are due by now."""
+        self.gaps += 1
         self.due += self.per_gap
         while self.due >= 1:
             self.due -= 1
@@ -219,6 +260,9 @@ class OverlappedReplica(Replica):
         self.has_rollout = False
         with on_stream(self.learning):
             return next(updates, self) is None
+
+    def _make_policies(self) -> list[Policy]:
+        return [ActingCopy(self, self.learning) for _ in range(2)]
 
     def _hold(self, rollout: Rollout) -> None:
         """Put a copy into the experience: the collector will write over its own."""

@@ -40,6 +40,9 @@ class VectorEnvs(Protocol):
     def send(self, group: int, actions: np.ndarray) -> None:
         """Start the group's next step."""
 
+    def unbalanced(self) -> bool:
+        """Should `balance` be called at the next opportunity? Then no group begins its next rollout before others."""
+
     def balance(self) -> None:
         """Called between rollouts, when no group is stepping: the moment to put the house in order."""
 

@@ -129,8 +129,7 @@ class Session:
     def after_iteration(self) -> None:
         """Take in finished games; log, evaluate and write a checkpoint when due."""
         run, progress = self.experiment.run, self.replica.progress
-        scores = self.replica.collector.take_scores()
-        progress.episodes += self.scores.add(np.array(scores))
+        self._take_scores()
         if self.background.failure is not None:
             self.background.finish()
         now = time.perf_counter()
@@ -182,6 +181,9 @@ class Session:
         progress = self.replica.progress
         if self.background.busy and not last:
             return None
+        if with_envs:
+            self.replica.settle()
+            self._take_scores()
         state = {
             "replica": self.replica.state(with_envs),
             "scores": self.scores.state(),
@@ -249,6 +251,10 @@ class Session:
                 f" | phalanx resume {self.directory}",
             ]
         )
+
+    def _take_scores(self) -> None:
+        scores = self.replica.collector.take_scores()
+        self.replica.progress.episodes += self.scores.add(np.array(scores))
 
     def _save_evidence(self, error: NotFinite) -> str:
         """Keep the batch that was not finite, and a checkpoint of the parameters before it; what was kept, in words."""

@@ -17,8 +17,8 @@ def test_every_algorithm_fits_any_number_of_cores(name, cores):
     shape = gpu_bench.ALGORITHMS[name]
     experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
-    assert experiment.topology == SynchronousConfig(overlap=shape.overlap)
-    assert experiment.sampler.environments == shape.envs_per_worker * max(1, cores - shape.own_core)
+    assert experiment.topology == SynchronousConfig(overlap=True)
+    assert experiment.sampler.environments == shape.envs_per_worker * max(1, cores - shape.busy)
 
 
 def test_the_busy_share_is_a_mean_of_percentages():
@@ -36,8 +36,8 @@ def test_without_a_gpu_it_says_so(capsys):
 @pytest.mark.parametrize("learn", [False, True])
 def test_speed_is_measured_beside_the_emulator(learn, monkeypatch):
     monkeypatch.setattr(gpu_bench, "SETTLING", 0.5)
-    shape = gpu_bench.Shape("a2c", 5, False, own_core=False, envs_per_worker=4, squads=2)
-    experiment = gpu_bench.settled(shape, "pong", 2, [])
+    shape = gpu_bench.Shape("a2c", 5)
+    experiment = gpu_bench.settled(shape, "pong", 2, ["--sampler.environments", "8"])
     with BareEmulators("pong", 2, 4) as emulators:
         found = gpu_bench.beside_emulator(experiment, emulators, 0.5, 1, learn)
     assert found["training_sps" if learn else "inference_sps"] > 0

@@ -1,14 +1,17 @@
-"""Overlap: learning in the gaps of the next rollout equals learning after it, and is spread over it."""
+"""Overlap: learning in the gaps of the next rollout equals learning after it, and is spread over it; environments that
+are done early with a rollout begin the next, which changes nothing but the time it takes."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from phalanx.bench import running_replica
-from phalanx.config import SynchronousConfig
+from phalanx.config import AtariConfig, ModelConfig, SynchronousConfig
 from phalanx.errors import UserError
 from phalanx.presets import preset
 from phalanx.replay import experience
@@ -16,19 +19,23 @@ from phalanx.replica import OverlappedReplica
 from phalanx.runtime.device import Compute
 from phalanx.sampling import placement
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.topologies import serial
+from phalanx.topologies import serial, synchronous
 
 CPU = Compute(torch.device("cpu"))
 
 
-def overlapped(name, **algorithm):
+def overlapping(name, **algorithm):
     experiment = preset(name)
-    experiment = dataclasses.replace(
+    return dataclasses.replace(
         experiment,
         algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
         sampler=dataclasses.replace(experiment.sampler, environments=4, horizon=16, groups=2, decorrelation=10),
         topology=SynchronousConfig(overlap=True),
     ).validate()
+
+
+def overlapped(name, **algorithm):
+    experiment = overlapping(name, **algorithm)
     return OverlappedReplica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
 
 
@@ -72,6 +79,127 @@ def test_updates_are_spread_over_the_rollout(minibatches):
     assert count == 1 or last >= 24
     assert max(even) <= max(2, count / 24)
     assert min(even) >= -1
+
+
+class Moody:
+    """Environments whose groups come back in any order, some much more often than others."""
+
+    def __init__(self, envs, seed):
+        self.envs = envs
+        self.chance = np.random.default_rng(seed)
+        self.favour = self.chance.random(len(envs.groups)) ** 4 + 0.01
+        self.waits_for_balance = False
+
+    def __getattr__(self, name):
+        return getattr(self.envs, name)
+
+    def ready(self, groups, wait=True):
+        if not wait and self.chance.random() < 0.5:
+            return None
+        favour = self.favour[groups]
+        return int(self.chance.choice(groups, p=favour / favour.sum()))
+
+    def unbalanced(self):
+        return self.waits_for_balance
+
+
+def watched(replica):
+    """The most rollouts a group was ahead of another in each rollout collected from now on."""
+    end, seen = replica.collector._end, []
+
+    def watching(progress):
+        seen.append(max(replica.collector.done) - replica.collector.collected - 1)
+        return end(progress)
+
+    replica.collector._end = watching
+    return seen
+
+
+def early_replica(experiment, seed):
+    return OverlappedReplica(experiment, Moody(serial.make_envs(experiment, CPU, print), seed), CPU, print)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), CASES)
+@pytest.mark.parametrize("seed", range(4))
+def test_who_is_early_changes_nothing(name, algorithm, seed):
+    experiment = overlapping(name, **algorithm)
+    experiment = dataclasses.replace(experiment, sampler=dataclasses.replace(experiment.sampler, groups=4)).validate()
+    early = early_replica(experiment, seed)
+    ahead = watched(early)
+    ordinary = OverlappedReplica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
+    for _ in range(14):
+        early.iterate()
+        ordinary.iterate(early=False)
+        assert vars(early.progress) == vars(ordinary.progress)
+        assert early.held.version == ordinary.held.version
+        for name, values in early.held.tensors().items():
+            assert torch.equal(values, ordinary.held.tensors()[name]), name
+        assert early.collector.take_scores() == ordinary.collector.take_scores()
+    assert torch.equal(early.parameters.flat, ordinary.parameters.flat)
+    assert early.progress.updates > 10
+    assert max(ahead) == 1 and not ordinary.collector.ahead
+
+
+def test_a_state_is_taken_when_nobody_is_ahead():
+    experiment = overlapping("ppo-catch")
+    replica = early_replica(experiment, 1)
+    while not replica.collector.ahead:
+        replica.iterate()
+    replica.settle()
+    assert not replica.collector.ahead
+    steps = replica.progress.steps
+    replica.settle()
+    assert replica.progress.steps == steps
+    state, weights = replica.state(), {name: value.clone() for name, value in replica.weights().items()}
+    again = early_replica(experiment, 2)
+    again.restore(weights, state, Path())
+    for _ in range(5):
+        replica.iterate()
+        again.iterate()
+    assert torch.equal(replica.parameters.flat, again.parameters.flat)
+
+
+def test_nobody_is_early_before_the_environments_are_balanced():
+    replica = early_replica(overlapping("ppo-catch"), 3)
+    replica.envs.waits_for_balance = True
+    ahead = watched(replica)
+    for _ in range(6):
+        replica.iterate()
+    assert set(ahead) == {0} and not replica.collector.ahead
+
+
+def test_nobody_begins_a_rollout_after_the_end_of_the_run():
+    experiment = overlapping("ppo-catch")
+    experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, steps=5 * 64)).validate()
+    replica = early_replica(experiment, 3)
+    while replica.progress.steps < experiment.run.steps:
+        replica.iterate()
+    assert replica.progress.steps == experiment.run.steps and not replica.collector.ahead
+
+
+def test_workers_that_run_ahead_change_nothing():
+    """With processes of unequal speed, and Atari."""
+    env = AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=60)
+    experiment = overlapping("ppo-catch", minibatches=2)
+    experiment = dataclasses.replace(
+        experiment,
+        env=env,
+        model=ModelConfig(torso="nips", padding=True, init="normc"),
+        sampler=dataclasses.replace(experiment.sampler, workers=2, squads=2, horizon=4),
+    ).validate()
+    alike = dataclasses.replace(experiment, sampler=dataclasses.replace(experiment.sampler, groups=4))  # batches
+    ordinary = OverlappedReplica(experiment, serial.make_envs(alike, CPU, print), CPU, print)
+    for _ in range(12):
+        ordinary.iterate(early=False)
+    envs = synchronous.make_envs(experiment, CPU, print)
+    try:
+        replica = OverlappedReplica(experiment, envs, CPU, print)
+        for _ in range(12):
+            replica.iterate()
+        assert torch.equal(replica.parameters.flat, ordinary.parameters.flat)
+        assert replica.collector.take_scores() == ordinary.collector.take_scores()
+    finally:
+        envs.close()
 
 
 def test_a_bench_that_cannot_begin_leaves_no_worker_behind(monkeypatch):

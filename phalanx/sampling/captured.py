@@ -3,7 +3,8 @@
     recv(g) -> [page-locked step buffer -> frames, history, outcome -> network -> action] -> send(g)
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
-writes actions where they read them. The step number t lives on the device: one graph per group serves every step.
+writes actions where they read them. The step number t lives on the device: one graph per group and lane serves every
+step.
 Each group has a stream, all of which go before the learner's: a step is a chain of many small kernels, and those of
 several groups run side by side. While the device works, the next group that is back is served, and whatever is to be
 done meanwhile is done.
@@ -23,7 +24,7 @@ from phalanx.runtime.graphs import Capturer, Work
 from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.types import EnvStep, Progress
+from phalanx.types import EnvStep, Progress, Rollout
 
 
 class CapturedCollector(Collector):
@@ -40,33 +41,29 @@ class CapturedCollector(Collector):
         self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
         self.depth = torch.arange(self.stack, device=self.device)
         self.capturer = Capturer("a step of sampling", report)
-        self.launches: dict[tuple[str, int], Work] = {}  # a graph each
+        self.launches: dict[tuple[str, int, int], Work] = {}  # a graph for each group and lane
         self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
         self.streams = [torch.cuda.Stream(priority=-1) for _ in groups]
         self.capturing = [torch.cuda.Stream(priority=-1) for _ in groups]
 
     def close(self) -> None:
+        torch.cuda.synchronize()  # a group may be ahead
         unlock_pages(self.envs.exchange.memory_array)
 
-    def _begin(self, progress: Progress) -> None:
-        super()._begin(progress)
-        for stream in self.streams:
-            stream.wait_stream(torch.cuda.current_stream())
-
-    def _end(self, progress: Progress) -> None:
+    def _end(self, progress: Progress) -> Rollout:
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
-        super()._end(progress)
+        return super()._end(progress)
 
-    def _carry_over(self) -> None:
-        super()._carry_over()
-        for t in self.t:
-            t.zero_()
+    def _carry_over(self, group: int) -> None:
+        stream = self.streams[group]
+        stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
+        with on_stream(stream):
+            super()._carry_over(group)
+            self.t[group].zero_()
 
     def _write(self, group: int, t: int, step: EnvStep) -> None:
-        """Only the first frames of all: what is written later is part of the graphs below."""
-        if t == 0:
-            super()._write(group, t, step)
+        """Nothing: it is part of the graphs below."""
 
     def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
@@ -102,11 +99,12 @@ class CapturedCollector(Collector):
 
     def _captured_end(self, group: int) -> None:
         self._captured_write(group)
-        rows, t = self.envs.groups[group], self.t[group]
-        self.rollout.value[:, rows].index_copy_(0, t, self.policy.value(*self._seen(group))[None])
+        lane, rows, t = self._lane_of(group), self.envs.groups[group], self.t[group]
+        lane.rollout.value[:, rows].index_copy_(0, t, lane.policy.value(*self._seen(group))[None])
 
     def _captured_write(self, group: int) -> None:
-        rollout, rows, step, t = self.rollout, self.envs.groups[group], self.step[group], self.t[group]
+        rollout, rows = self._lane_of(group).rollout, self.envs.groups[group]
+        step, t = self.step[group], self.t[group]
         frame = self.decode(step["observation"])
         longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
         for name in ("reward", "terminated", "truncated", "cut"):
@@ -116,9 +114,9 @@ class CapturedCollector(Collector):
         rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(step["first"], 1)[None])
 
     def _captured_act(self, group: int) -> None:
-        rollout, rows, t = self.rollout, self.envs.groups[group], self.t[group]
-        noise = self.noise[:, rows].index_select(0, t)[0]
-        output = self.policy.act(*self._seen(group), noise, rows)
+        lane, rows, t = self._lane_of(group), self.envs.groups[group], self.t[group]
+        rollout, noise = lane.rollout, lane.noise[:, rows].index_select(0, t)[0]
+        output = lane.policy.act(*self._seen(group), noise, rows)
         self.published[group].copy_(output.action)
         rollout.action[:, rows].index_copy_(0, t, output.action[None])
         rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
@@ -126,18 +124,19 @@ class CapturedCollector(Collector):
 
     def _seen(self, group: int) -> tuple[Tensor, Tensor]:
         """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
-        rows, t = self.envs.groups[group], self.t[group]
-        stacks = self.rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
-        return stacks, self.rollout.history[:, rows].index_select(0, t)[0]
+        rollout, rows, t = self._lane_of(group).rollout, self.envs.groups[group], self.t[group]
+        stacks = rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
+        return stacks, rollout.history[:, rows].index_select(0, t)[0]
 
     def _run(self, name: str, group: int, work: Work) -> None:
-        """Launch a graph; capture it at its first use."""
+        """Launch the group's graph in the lane it is at; capture it at its first use."""
+        key = name, group, self.done[group] % len(self.lanes)
         with on_stream(self.streams[group]):
-            launch = self.launches.get((name, group))
+            launch = self.launches.get(key)
             if launch is None:
                 t = self.t[group].clone()
                 launch = self.capturer.capture(work, lambda: self.t[group].copy_(t), self.capturing[group])
-                self.launches[name, group] = launch
+                self.launches[key] = launch
             launch()
 
 

@@ -205,10 +205,13 @@ class ProcessEnvs:
         self.exchange.action[self.groups[group]] = actions
         self._request(group)
 
+    def unbalanced(self) -> bool:
+        return self.speeds.due()
+
     def balance(self) -> None:
         """Between rollouts: move environments from workers on slow cores to those on fast ones. Where an environment
         is simulated changes nothing about it."""
-        if not self.speeds.due():
+        if not self.unbalanced():
             return
         cost = self.speeds.look(self.rows, self.exchange.busy)
         gone: dict[int, list[int]] = defaultdict(list)

@@ -149,6 +149,9 @@ class SerialEnvs:
         for slot, action in zip(self.slots[self.groups[group]], actions.tolist(), strict=True):
             slot.advance(action)
 
+    def unbalanced(self) -> bool:
+        return False
+
     def balance(self) -> None:
         """One process has nothing to balance."""
 

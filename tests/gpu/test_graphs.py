@@ -34,7 +34,7 @@ def run(experiment, graphs, iterations, spoil=lambda replica: None, report=print
         for _ in range(iterations):
             replica.iterate()
         torch.cuda.synchronize()
-        rollout = replica.collector.rollout
+        rollout = replica.collector.lanes[(replica.collector.collected - 1) % len(replica.policies)].rollout
         result = replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
         replica.close()
         return result
@@ -136,7 +136,8 @@ def followed_by(function, spoiler):
 
 
 def spoil_acting(replica, spoiler):
-    replica.policy.act = followed_by(replica.policy.act, spoiler)
+    for policy in replica.policies:
+        policy.act = followed_by(policy.act, spoiler)
 
 
 def spoil_learning(replica, spoiler):
