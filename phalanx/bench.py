@@ -164,8 +164,10 @@ class running_replica:  # noqa: N801  (used like a function)
         return self.replica
 
     def __exit__(self, *exception: object) -> None:
-        self.replica.close()
-        self.envs.close()
+        try:
+            self.replica.close()
+        finally:
+            self.envs.close()
 
 
 def sampling_speed(experiment: Experiment, seconds: float) -> float:

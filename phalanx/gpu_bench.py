@@ -24,24 +24,20 @@ from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
 SETTLING = 5.0  # seconds in which environments move to the faster cores
+ENVS_PER_WORKER = 32
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here, with overlap. A busy learner gets a core of its own and serves larger groups; else
-    no worker waits for another."""
+    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about. A busy learner
+    is better served by fewer workers with a core each, which leave one to it."""
 
     preset: str
     horizon: int
     busy: bool = False
 
-    @property
-    def envs_per_worker(self) -> int:
-        return 32 if self.busy else 64
-
-    @property
-    def squads(self) -> int:
-        return 4 if self.busy else 0  # one for each worker
+    def workers(self, cores: int) -> int:
+        return max(1, cores - 1) if self.busy else 2 * cores
 
 
 SAMPLING = Shape("ppo", 32)
@@ -80,13 +76,14 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "cores": cores}
     plan = [(game, SAMPLING, game, False) for game in GAMES]
     plan += [(name, shape, GAMES[0], True) for name, shape in ALGORITHMS.items()]
-    emulators: dict[tuple[str, int], BareEmulators] = {}  # by game and number to a process
+    emulators: dict[tuple[str, int, int], BareEmulators] = {}  # by game, processes and emulators to a process
     with contextlib.ExitStack() as stack:
         for name, shape, game, learn in plan:
             experiment = settled(shape, game, cores, flags)
-            kind = experiment.env.name, place(experiment, "cuda").envs_per_worker
+            placement = place(experiment, "cuda")
+            kind = experiment.env.name, max(placement.workers, cores), placement.envs_per_worker
             if kind not in emulators:
-                emulators[kind] = stack.enter_context(BareEmulators(kind[0], cores, kind[1]))
+                emulators[kind] = stack.enter_context(BareEmulators(*kind))
             results[name] = beside_emulator(experiment, emulators[kind], seconds, repeats, learn)
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
@@ -100,13 +97,15 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
 
     base = preset(shape.preset)
     assert isinstance(base.env, AtariConfig)
-    workers = max(1, cores - shape.busy)
+    workers = shape.workers(cores)
     sampler = SamplerConfig(
-        environments=workers * shape.envs_per_worker,
+        environments=workers * ENVS_PER_WORKER,
         horizon=shape.horizon,
         groups=2,
-        squads=shape.squads,
+        squads=4,
         workers=workers,
+        pin=shape.busy,
+        balance=SamplerConfig.balance if shape.busy else 0.0,
         decorrelation=100,
     )
     experiment = dataclasses.replace(

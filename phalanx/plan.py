@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import DQNConfig, Experiment, PPOConfig
+from phalanx.config import DQNConfig, Experiment, PPOConfig, SynchronousConfig
 from phalanx.presets import PRESETS
 from phalanx.probe import resolve_precision
 from phalanx.registry import MakeEnv, make_network
@@ -75,6 +75,8 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     model = make_network(experiment, spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
+    if isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap:
+        rollout *= 3  # the one that is learnt from, and two that are collected
     replay = 0
     if isinstance(experiment.algorithm, DQNConfig):
         rows = experiment.algorithm.replay_size
@@ -84,7 +86,7 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
         ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
         (
             "memory",
-            f"rollout {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
+            f"rollouts {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
             f"{4 * parameters * 4 / 2**20:.1f} MiB" + (f", replay {replay / 2**20:,.1f} MiB" if replay else ""),
         ),
     ]

@@ -44,6 +44,7 @@ class Replica:
         self.progress = Progress()
         self.timing = Timing()
         self.lag = 0  # versions between collecting and learning
+        self.settled = True  # nothing is under way after an iteration, its state can be taken
         torch.manual_seed(experiment.run.seed)
         self.model = make_network(experiment, envs.spec.seen).to(compute.device)
         self.parameters = self._flatten(self.model)
@@ -53,8 +54,9 @@ class Replica:
         self.collector = self._make_collector()
         self.learner = self._make_learner()
 
-    def iterate(self) -> None:
-        """Collect a rollout, keep it, learn from it: the whole of reinforcement learning."""
+    def iterate(self, early: bool = True) -> None:
+        """Collect a rollout, keep it, learn from it: the whole of reinforcement learning. Where environments can begin
+        the next rollout before others have finished this one, they do so only if they may (`early`)."""
         with self.compute.keep_casts():
             rollout = self.collector.collect(self.progress)
         self.experience.put(rollout)
@@ -62,8 +64,8 @@ class Replica:
         self.learner.learn(self.experience, self.progress)
         self.learner.check(self.progress)
 
-    def settle(self) -> None:
-        """Bring what is under way to an end; here nothing is."""
+    def leave(self) -> None:
+        """The run is to end soon: begin nothing that would have to be finished first."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self.parameters.named_tensors()
@@ -195,23 +197,21 @@ class OverlappedReplica(Replica):
         self.gaps = 0  # times in the present rollout in which an update could be made,
         self.per_gap = 1.0  # updates in each: spread, but so that none are left at the end
         self.due = 0.0
+        self.early = True  # environments may begin the next rollout
 
     def iterate(self, early: bool = True) -> None:
-        """Collect the next rollout, with updates from the last one in every gap. Environments may begin the one after
-        it, unless that would come after the end of the run, or shall not be (`early`)."""
+        """Collect the next rollout, with updates from the last one in every gap."""
         updates = self.learner.updates(self.experience, self.progress) if self.has_rollout else iter(())
         self.lag = self.progress.version - self.held.version if self.has_rollout else 0
         if self.learning is not None:
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
         begun = self.progress.steps
-        early = early and begun + self.held.action.numel() < self.experiment.run.steps
+        self.early = early and begun + self.held.action.numel() < self.experiment.run.steps
         self.due = max(0.0, 1.0 - self.per_gap)  # the first at once: the last one's end is waited for
         self.gaps = 0
         rollout = self.collector.collect(
-            self.progress,
-            lambda: self._update_in_gap(updates),
-            (lambda: not self._update(updates)) if early else None,
+            self.progress, lambda: self._update_in_gap(updates), lambda: self._hand_over(updates)
         )
         # what is left to do goes by the same clock as what was done in the gaps
         self.progress.steps, collected = begun, self.progress.steps
@@ -224,11 +224,10 @@ class OverlappedReplica(Replica):
             torch.cuda.current_stream().wait_stream(self.learning)
         self.learner.check(self.progress)
         self._hold(rollout)
+        self.settled = not self.early and not self.collector.ahead
 
-    def settle(self) -> None:
-        """Collect what environments have begun early, and begin no more."""
-        if self.collector.ahead:
-            self.iterate(early=False)
+    def leave(self) -> None:
+        self.early = False
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Besides, the rollout that was collected but not yet learnt from."""
@@ -253,6 +252,14 @@ class OverlappedReplica(Replica):
         while self.due >= 1:
             self.due -= 1
             self._update(updates)
+
+    def _hand_over(self, updates: Iterator[None]) -> bool | None:
+        """Environments are done early: what is left to learn before the next rollout is urgent now."""
+        if not self.early:
+            return None
+        if self._update(updates):
+            return False
+        return True if self.learning is None or self.learning.query() else None
 
     def _update(self, updates: Iterator[None]) -> bool:
         """The next update, on the learner's stream; False when there is none left. What has been learnt from in part

@@ -65,6 +65,7 @@ class Session:
         self.early = early  # workers that were started before
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
+        self.checkpoint_due = False
         self.signal: int | None = None
         self.writing = False  # a checkpoint in this thread, which no signal may tear
         self.began = time.perf_counter()
@@ -77,8 +78,8 @@ class Session:
         """The loop of every topology with one replica, and its end, while the environments are still there."""
         self.start(replica)
         try:
-            while self.goes_on():
-                replica.iterate()
+            while self.goes_on() or not replica.settled:
+                replica.iterate(early=not (self.stop_reason or self.checkpoint_due))
                 self.after_iteration()
             self._finish(with_envs=True)
         except Interrupted:
@@ -129,7 +130,8 @@ class Session:
     def after_iteration(self) -> None:
         """Take in finished games; log, evaluate and write a checkpoint when due."""
         run, progress = self.experiment.run, self.replica.progress
-        self._take_scores()
+        scores = self.replica.collector.take_scores()
+        progress.episodes += self.scores.add(np.array(scores))
         if self.background.failure is not None:
             self.background.finish()
         now = time.perf_counter()
@@ -140,8 +142,10 @@ class Session:
             self.record()
         written_at, written_updates = self.last_checkpoint
         due = run.checkpoint_updates and progress.updates - written_updates >= run.checkpoint_updates
-        if due or now - written_at >= run.checkpoint_every:
+        self.checkpoint_due = bool(due or now - written_at >= run.checkpoint_every) and not self.background.busy
+        if self.checkpoint_due and self.replica.settled:  # if not, it will be after the next iteration
             self.checkpoint()
+            self.checkpoint_due = False
 
     def record(self, extra: dict[str, Any] | None = None) -> None:
         """One line in metrics.jsonl and on the screen."""
@@ -177,13 +181,8 @@ class Session:
 
     def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
         """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
-        last; while that goes on no other is begun."""
+        last."""
         progress = self.replica.progress
-        if self.background.busy and not last:
-            return None
-        if with_envs:
-            self.replica.settle()
-            self._take_scores()
         state = {
             "replica": self.replica.state(with_envs),
             "scores": self.scores.state(),
@@ -251,10 +250,6 @@ class Session:
                 f" | phalanx resume {self.directory}",
             ]
         )
-
-    def _take_scores(self) -> None:
-        scores = self.replica.collector.take_scores()
-        self.replica.progress.episodes += self.scores.add(np.array(scores))
 
     def _save_evidence(self, error: NotFinite) -> str:
         """Keep the batch that was not finite, and a checkpoint of the parameters before it; what was kept, in words."""
@@ -334,6 +329,8 @@ class Session:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal = number
+            if hasattr(self, "replica"):
+                self.replica.leave()
             signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
             signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
         else:

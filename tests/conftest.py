@@ -9,6 +9,8 @@ import phalanx  # noqa: F401  first: it tells torch's threads to sleep, not spin
 import pytest  # isort: skip
 import torch  # isort: skip
 from phalanx.__main__ import main  # isort: skip
+from phalanx.topologies import serial, synchronous  # isort: skip
+from runs import Moody  # isort: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,3 +38,11 @@ def resume(tmp_path):
         return main(["resume", str(tmp_path / name), *map(str, flags)])
 
     return run
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Flags of a run with overlap some of whose environments are early, and others late, by chance."""
+    monkeypatch.setattr(synchronous, "make_envs", lambda *arguments: Moody(serial.make_envs(*arguments), 1))
+    size = ("--sampler.groups", 4, "--sampler.environments", 4, "--sampler.horizon", 16)
+    return "ppo-catch", "--topology", "synchronous", "--topology.overlap", True, *size

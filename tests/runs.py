@@ -17,7 +17,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 sys.path.append(str(Path(__file__).parent / "sampling"))
 from faulty import descendants
 
-__all__ = ["ATARI", "descendants", "nan_reward", "newest", "records", "same"]
+__all__ = ["ATARI", "Moody", "descendants", "nan_reward", "newest", "records", "same"]
 
 ATARI = (
     *("--env.frame", "104x80", "--model.torso", "nips", "--sampler.environments", 4, "--sampler.horizon", 5),
@@ -64,3 +64,25 @@ def nan_reward(step: Any, count: list[int]) -> Any:
         return outcome._replace(reward=math.nan) if count[0] > 300 else outcome
 
     return poisoned
+
+
+class Moody:
+    """Environments whose groups come back in any order, some much more often than others."""
+
+    def __init__(self, envs: Any, seed: int) -> None:
+        self.envs = envs
+        self.chance = np.random.default_rng(seed)
+        self.favour = self.chance.random(len(envs.groups)) ** 4 + 0.01
+        self.waits_for_balance = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.envs, name)
+
+    def ready(self, groups: list[int], wait: bool = True) -> int | None:
+        if not wait and self.chance.random() < 0.5:
+            return None
+        favour = self.favour[groups]
+        return int(self.chance.choice(groups, p=favour / favour.sum()))
+
+    def unbalanced(self) -> bool:
+        return self.waits_for_balance

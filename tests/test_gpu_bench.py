@@ -18,7 +18,7 @@ def test_every_algorithm_fits_any_number_of_cores(name, cores):
     experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=True)
-    assert experiment.sampler.environments == shape.envs_per_worker * max(1, cores - shape.busy)
+    assert experiment.sampler.environments == gpu_bench.ENVS_PER_WORKER * shape.workers(cores)
 
 
 def test_the_busy_share_is_a_mean_of_percentages():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ from phalanx.runtime.device import Compute
 from phalanx.sampling import placement
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.topologies import serial, synchronous
+from runs import Moody
 
 CPU = Compute(torch.device("cpu"))
 
@@ -40,6 +40,10 @@ def overlapped(name, **algorithm):
 
 
 CASES = [("a2c-catch", {"importance": True}), ("ppo-catch", {}), ("dqn-catch", {"learning_starts": 128})]
+
+
+def change(experiment, **sampler):
+    return dataclasses.replace(experiment, sampler=dataclasses.replace(experiment.sampler, **sampler)).validate()
 
 
 @pytest.mark.parametrize(("name", "algorithm"), CASES)
@@ -81,28 +85,6 @@ def test_updates_are_spread_over_the_rollout(minibatches):
     assert min(even) >= -1
 
 
-class Moody:
-    """Environments whose groups come back in any order, some much more often than others."""
-
-    def __init__(self, envs, seed):
-        self.envs = envs
-        self.chance = np.random.default_rng(seed)
-        self.favour = self.chance.random(len(envs.groups)) ** 4 + 0.01
-        self.waits_for_balance = False
-
-    def __getattr__(self, name):
-        return getattr(self.envs, name)
-
-    def ready(self, groups, wait=True):
-        if not wait and self.chance.random() < 0.5:
-            return None
-        favour = self.favour[groups]
-        return int(self.chance.choice(groups, p=favour / favour.sum()))
-
-    def unbalanced(self):
-        return self.waits_for_balance
-
-
 def watched(replica):
     """The most rollouts a group was ahead of another in each rollout collected from now on."""
     end, seen = replica.collector._end, []
@@ -120,10 +102,10 @@ def early_replica(experiment, seed):
 
 
 @pytest.mark.parametrize(("name", "algorithm"), CASES)
-@pytest.mark.parametrize("seed", range(4))
-def test_who_is_early_changes_nothing(name, algorithm, seed):
-    experiment = overlapping(name, **algorithm)
-    experiment = dataclasses.replace(experiment, sampler=dataclasses.replace(experiment.sampler, groups=4)).validate()
+@pytest.mark.parametrize("resets", ["swap", "wait"])
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_early_changes_nothing(name, algorithm, resets, seed):
+    experiment = change(overlapping(name, **algorithm), groups=4, resets=resets)
     early = early_replica(experiment, seed)
     ahead = watched(early)
     ordinary = OverlappedReplica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
@@ -145,11 +127,9 @@ def test_a_state_is_taken_when_nobody_is_ahead():
     replica = early_replica(experiment, 1)
     while not replica.collector.ahead:
         replica.iterate()
-    replica.settle()
-    assert not replica.collector.ahead
-    steps = replica.progress.steps
-    replica.settle()
-    assert replica.progress.steps == steps
+    assert not replica.settled
+    replica.iterate(early=False)
+    assert replica.settled and not replica.collector.ahead
     state, weights = replica.state(), {name: value.clone() for name, value in replica.weights().items()}
     again = early_replica(experiment, 2)
     again.restore(weights, state, Path())
@@ -168,26 +148,39 @@ def test_nobody_is_early_before_the_environments_are_balanced():
     assert set(ahead) == {0} and not replica.collector.ahead
 
 
+def test_who_is_to_leave_begins_no_more():
+    replica = early_replica(overlapping("ppo-catch"), 3)
+    receive, ahead = replica.collector._receive, []
+
+    def leaving(group, t):
+        if replica.collector.collected == 3:
+            replica.leave()
+        receive(group, t)
+
+    replica.collector._receive = leaving
+    for _ in range(4):
+        replica.iterate()
+        ahead.append((replica.collector.ahead, replica.settled))
+    assert ahead == [(True, False)] * 3 + [(False, True)]
+
+
 def test_nobody_begins_a_rollout_after_the_end_of_the_run():
     experiment = overlapping("ppo-catch")
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, steps=5 * 64)).validate()
     replica = early_replica(experiment, 3)
     while replica.progress.steps < experiment.run.steps:
         replica.iterate()
-    assert replica.progress.steps == experiment.run.steps and not replica.collector.ahead
+    assert replica.progress.steps == experiment.run.steps
+    assert replica.settled and not replica.collector.ahead
 
 
 def test_workers_that_run_ahead_change_nothing():
     """With processes of unequal speed, and Atari."""
     env = AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=60)
     experiment = overlapping("ppo-catch", minibatches=2)
-    experiment = dataclasses.replace(
-        experiment,
-        env=env,
-        model=ModelConfig(torso="nips", padding=True, init="normc"),
-        sampler=dataclasses.replace(experiment.sampler, workers=2, squads=2, horizon=4),
-    ).validate()
-    alike = dataclasses.replace(experiment, sampler=dataclasses.replace(experiment.sampler, groups=4))  # batches
+    model = ModelConfig(torso="nips", padding=True, init="normc")
+    experiment = change(dataclasses.replace(experiment, env=env, model=model), workers=2, squads=2, horizon=4)
+    alike = change(experiment, groups=4, squads=1)  # batches of the same size
     ordinary = OverlappedReplica(experiment, serial.make_envs(alike, CPU, print), CPU, print)
     for _ in range(12):
         ordinary.iterate(early=False)

@@ -50,6 +50,19 @@ class TestResume:
     def test_is_bit_identical_with_overlap(self, train, resume, tmp_path, flags):
         self.compare(train, resume, tmp_path, flags, atari=False)
 
+    def test_is_bit_identical_where_others_are_ahead(self, train, resume, tmp_path, early):
+        """The run is resumed from a checkpoint in its midst, not from its end."""
+        often = ("--run.checkpoint-updates", 100, "--run.keep-checkpoints", 9)
+        assert train(*early, *often, steps=2304) == 0
+        whole = newest(tmp_path / "run")
+        shutil.rmtree(whole.path)
+        assert 0 < newest(tmp_path / "run").steps < whole.steps
+        assert resume() == 0
+        again = newest(tmp_path / "run")
+        assert again.steps == whole.steps == 2304
+        assert same(again.weights, whole.weights)
+        assert again.state["scores"] == whole.state["scores"]
+
     def compare(self, train: Any, resume: Any, tmp_path: Path, flags: tuple[Any, ...], atari: bool) -> None:
         first, second = (100, 200) if atari else (1100, 2300)
         assert train(*flags, steps=second, name="whole") == 0

@@ -64,6 +64,16 @@ class TestRecords:
         assert train("ppo-catch", "--topology", "synchronous", "--topology.overlap", "True", steps=2000) == 0
         assert records(tmp_path / "run")[-1]["lag_max"] == 16
 
+    def test_evaluations_are_made_where_others_are_ahead(self, train, tmp_path, early):
+        flags = ("--run.eval-every", 704, "--run.eval-games", 2, "--run.checkpoint-updates", 1)
+        assert train(*early, *flags, steps=704) == 0
+        assert [line["steps"] for line in records(tmp_path / "run") if "eval/score" in line] == [704]
+
+    @pytest.mark.parametrize("end", [("--run.seconds", 0.5), ("--run.target-score", -0.6)], ids=["time", "score"])
+    def test_the_last_record_is_of_the_last_checkpoint(self, train, tmp_path, early, end):
+        assert train(*early, *end, steps=100_000) == 0
+        assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps < 100_000
+
     def test_evaluations_are_recorded_and_change_nothing(self, train, tmp_path):
         assert train("a2c-catch", "--run.eval-every", 256, "--run.eval-games", 3, steps=1000) == 0
         assert train("a2c-catch", name="plain", steps=1000) == 0

@@ -122,6 +122,26 @@ class TestSignals:
         assert kept.steps > 0
         assert kept.state["replica"]["sampling"] is not None
 
+    def test_nobody_begins_what_the_grace_would_not_suffice_for(self, train, tmp_path, monkeypatch, early):
+        """An iteration takes more than half of the grace."""
+        step, calls = Catch.step, []
+
+        def slow(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if len(calls) >= 640:
+                time.sleep(0.01)
+            if len(calls) == 640:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, action, frame)
+
+        monkeypatch.setattr(Catch, "step", slow)
+        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 1.5)  # of which an iteration takes 0.64
+        assert train(*early, "--sampler.decorrelation", 0, steps=100_000) == 143
+        kept = newest(tmp_path / "run")
+        assert kept.steps == records(tmp_path / "run")[-1]["steps"]
+        assert kept.state["replica"]["sampling"] is not None
+        assert kept.state["replica"]["held"] is not None
+
     def test_two_in_an_iteration_still_leave_a_checkpoint(self, tmp_path, monkeypatch):
         step, calls = Catch.step, []
 

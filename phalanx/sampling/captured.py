@@ -47,8 +47,10 @@ class CapturedCollector(Collector):
         self.capturing = [torch.cuda.Stream(priority=-1) for _ in groups]
 
     def close(self) -> None:
-        torch.cuda.synchronize()  # a group may be ahead
-        unlock_pages(self.envs.exchange.memory_array)
+        try:
+            torch.cuda.synchronize()  # a group may be ahead
+        finally:
+            unlock_pages(self.envs.exchange.memory_array)
 
     def _end(self, progress: Progress) -> Rollout:
         for stream in self.streams:

@@ -64,6 +64,7 @@ class Collector:
         self.lanes = [self._make_lane(policy) for policy in policies]
         self.collected = 0  # rollouts returned,
         self.begun = 0  # and begun: one more while some groups are ahead
+        self.cut = 0  # steps of the last rollout that do not count
         self.done = [0 for _ in envs.groups]  # rollouts each group has finished
         self.steps = [0 for _ in envs.groups]  # and the steps it has taken of the present one
         self.idle = list(range(len(envs.groups)))  # groups without a rollout to go on with,
@@ -83,15 +84,16 @@ class Collector:
         self,
         progress: Progress,
         meanwhile: Callable[[], object] = lambda: None,
-        hand_over: Callable[[], bool] | None = None,
+        hand_over: Callable[[], bool | None] = lambda: None,
     ) -> Rollout:
         """The next `horizon` steps of every environment under its policy's parameters; `meanwhile` is called once for
         every step of a group, when others are at work: the environments, or the device. `hand_over` is called when a
-        group is done early: True if the next rollout may begin, or else some of what it has to wait for was done."""
+        group is done early: True if the next rollout may begin, False if some of what that waits for was done just
+        now, None if there is nothing to do but wait."""
         goal = self.collected + 1
         if self.begun < goal:
             self._begin(progress)
-        early = hand_over is not None and len(self.lanes) > 1 and not self.envs.unbalanced()
+        early = len(self.lanes) > 1 and not self.envs.unbalanced()
         while min(self.done) < goal:
             answered = next(filter(self._is_answered, self.asked), None)
             if answered is not None:
@@ -109,12 +111,14 @@ class Collector:
             back = self._next(wait=not (self.asked or urgent))
             if back is not None:
                 self._take_back(back, meanwhile)
-            elif urgent:
-                assert hand_over is not None
-                if hand_over():
-                    self._begin(progress)
-            else:
+                continue
+            may_begin = hand_over() if urgent else None
+            if may_begin:
+                self._begin(progress)
+            elif may_begin is None and self.asked:
                 self._await_answer(self.asked[0])
+            elif may_begin is None:
+                self._next(wait=True)
         return self._end(progress)
 
     def take_scores(self) -> list[float]:
@@ -134,6 +138,7 @@ class Collector:
             "history": last.history[-1].clone(),
             "noise": self.generator.get_state(),
             "primed": self.primed,
+            "cut": self.cut,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -142,6 +147,7 @@ class Collector:
         last.history[-1] = state["history"].to(self.device)
         restore_generator(self.generator, state["noise"])
         self.primed = state["primed"]
+        self.cut = state.get("cut", 0)
 
     def _make_lane(self, policy: Policy) -> Lane:
         environments = self.envs.groups[-1].stop
@@ -163,7 +169,8 @@ class Collector:
         rollout.last_frames.clear()
         rollout.last_value.zero_()
         rollout.version = progress.version
-        uncounted = (self.begun - self.collected) * rollout.action.numel()  # by the same clock whoever is ahead
+        # if others are still at the last one, it is not known how many of its steps will count: all, for schedules
+        uncounted = rollout.action.numel() if self.ahead else self.cut
         lane.policy.begin(replace(progress, steps=progress.steps + uncounted))
         lane.noise.uniform_(generator=self.generator)
         if not self.primed:
@@ -185,7 +192,9 @@ class Collector:
         if not self.ahead:
             self.envs.balance()
         self._check(lane.rollout)
-        progress.steps += lane.rollout.action.numel() - int(lane.rollout.cut.sum())
+        cut = int(lane.rollout.cut.sum())
+        progress.steps += lane.rollout.action.numel() - cut
+        self.cut = cut if len(self.lanes) > 1 else 0
         return lane.rollout
 
     def _prime(self) -> None:
