@@ -240,19 +240,34 @@ class AtariEnv:
         """Nothing to give back: the emulator goes with the object."""
 
     def _hold(self, action: Action, frames: int) -> tuple[int, bool]:
-        """Act for so many frames, fewer when the episode ends: the raw reward, and whether a life was lost. What is to
-        be seen are the last two frames, or the last one alone after an early end."""
-        ale, buffers, watch, episodic = self._ale, self._buffers, self._watch_lives, self._episodic
-        act, is_over, get_lives = ale.act, ale.game_over, ale.lives
+        """Act for so many frames: the raw reward, and whether a life was lost. What is to be seen are the last two
+        frames. A game that is over stands still, so that its end need not be looked for."""
         actions = self._stick(action, frames) if self._sticky else (action,) * frames
-        reward, index, life_lost, shown = 0, 0, False, frames - 2
+        self._shown = None
+        if self._watch_lives:
+            return self._hold_watching(actions)
+        ale, reward = self._ale, 0
+        act = ale.act
+        for held in actions[:-2]:
+            reward += act(held)
+        for held, buffer in zip(actions[-2:], self._buffers, strict=False):
+            reward += act(held)
+            ale.getScreen(buffer)
+        if frames == 1:
+            np.copyto(self._buffers[1], self._buffers[0])
+        self._last_action = actions[-1]
+        return reward, False
+
+    def _hold_watching(self, actions: Sequence[Action]) -> tuple[int, bool]:
+        """The same with an eye on the lives: an episode may end with one. Then the last frame alone is to be seen."""
+        ale, buffers, episodic = self._ale, self._buffers, self._episodic
+        act, get_lives = ale.act, ale.lives
+        reward, index, life_lost, shown = 0, 0, False, len(actions) - 2
         for index, held in enumerate(actions):
             reward += act(held)
             if index >= shown:
                 ale.getScreen(buffers[index & 1])
-            if is_over():
-                break
-            if watch and (lives := get_lives()) != self._lives:
+            if (lives := get_lives()) != self._lives:
                 life_lost = life_lost or 0 < lives < self._lives
                 self._lives = lives
                 if life_lost and episodic:
@@ -261,7 +276,6 @@ class AtariEnv:
             ale.getScreen(buffers[index & 1])
         if index <= max(shown, 0):  # the other buffer holds a frame of an earlier step
             np.copyto(buffers[~index & 1], buffers[index & 1])
-        self._shown = None
         self._last_action = actions[index]
         return reward, life_lost
 

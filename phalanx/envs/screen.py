@@ -126,7 +126,7 @@ class HalfScreens:
         self.pairs = self.screens.view("<u2")[:, 1:209:2]
 
     def write(self, half: np.ndarray) -> None:
-        np.copyto(half, self.pairs, casting="unsafe")
+        half[...] = self.pairs  # faster than np.copyto
 
 
 class RawScreen:
@@ -158,7 +158,7 @@ class HalfScreen:
 
     def write(self, frame: np.ndarray) -> None:
         """Write the maximum of the captured screens."""
-        np.copyto(self._small, self._pairs, casting="unsafe")
+        self._small[...] = self._pairs
         grey = np.ndarray(self._small.shape, np.uint8, self._bytes.translate(self._table))
         np.maximum(grey[0], grey[-1], out=frame[0])
 
