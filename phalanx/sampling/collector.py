@@ -118,7 +118,7 @@ class Collector:
             elif may_begin is None and self.asked:
                 self._await_answer(self.asked[0])
             elif may_begin is None:
-                self._next(wait=True)
+                self._next(wait=True)  # it is taken back in the next turn
         return self._end(progress)
 
     def take_scores(self) -> list[float]:
