@@ -122,23 +122,22 @@ class TestSignals:
         assert kept.steps > 0
         assert kept.state["replica"]["sampling"] is not None
 
-    def test_nobody_begins_what_the_grace_would_not_suffice_for(self, train, tmp_path, monkeypatch, early):
-        """An iteration takes more than half of the grace."""
+    def test_after_one_nobody_begins_a_rollout(self, train, tmp_path, monkeypatch, early):
+        """It would have to be finished within the grace."""
         step, calls = Catch.step, []
 
-        def slow(self: Catch, action: int, frame: np.ndarray) -> Any:
+        def signalled(self: Catch, action: int, frame: np.ndarray) -> Any:
             calls.append(action)
-            if len(calls) >= 640:
-                time.sleep(0.01)
             if len(calls) == 640:
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(self, action, frame)
 
-        monkeypatch.setattr(Catch, "step", slow)
-        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 1.5)  # of which an iteration takes 0.64
+        monkeypatch.setattr(Catch, "step", signalled)
+        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 60)
         assert train(*early, "--sampler.decorrelation", 0, steps=100_000) == 143
         kept = newest(tmp_path / "run")
-        assert kept.steps == records(tmp_path / "run")[-1]["steps"]
+        assert kept.steps == records(tmp_path / "run")[-1]["steps"] == len(calls)
+        assert len(calls) < 640 + 64  # the rollout it came in, and what had been begun by then
         assert kept.state["replica"]["sampling"] is not None
         assert kept.state["replica"]["held"] is not None
 
