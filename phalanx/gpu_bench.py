@@ -2,7 +2,7 @@
 
 For each game sampling with the Nature network; on the first game training with each algorithm, with the share of time
 of each stage and of the GPU's busy time. Beside each measurement stands one of the emulator alone on every core, made
-while the workers sleep: a machine that others use too is not equally fast all the time. It ends within six minutes.
+while the workers sleep: a machine that others use too is not always equally fast. It is meant to end within six minutes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from phalanx.errors import RunError, UserError
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
-SETTLING = 5.0  # seconds in which environments move to the faster cores
+SETTLING = 5.0  # seconds in which graphs are captured, and environments move to the faster cores
 ENVS_PER_WORKER = 32
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about. A busy learner
-    is better served by fewer workers with a core each, which leave one to it."""
+    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about. Beside a busy
+    learner workers have a core each, and leave one to it."""
 
     preset: str
     horizon: int
