@@ -198,6 +198,7 @@ class OverlappedReplica(Replica):
         self.per_gap = 1.0  # updates in each: spread, but so that none are left at the end
         self.due = 0.0
         self.early = True  # environments may begin the next rollout
+        self.leaving = False
 
     def iterate(self, early: bool = True) -> None:
         """Collect the next rollout, with updates from the last one in every gap."""
@@ -207,7 +208,7 @@ class OverlappedReplica(Replica):
             self.learning.wait_stream(torch.cuda.current_stream())
         before = self.progress.updates
         begun = self.progress.steps
-        self.early = early and begun + self.held.action.numel() < self.experiment.run.steps
+        self.early = early and begun + self.held.action.numel() < self.experiment.run.steps and not self.leaving
         self.due = max(0.0, 1.0 - self.per_gap)  # the first at once: the last one's end is waited for
         self.gaps = 0
         rollout = self.collector.collect(
@@ -227,7 +228,7 @@ class OverlappedReplica(Replica):
         self.settled = not self.early and not self.collector.ahead
 
     def leave(self) -> None:
-        self.early = False
+        self.leaving, self.early = True, False
 
     def state(self, with_envs: bool = True) -> dict[str, Any]:
         """Besides, the rollout that was collected but not yet learnt from."""
