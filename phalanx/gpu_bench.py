@@ -2,7 +2,7 @@
 
 For each game sampling with the Nature network; on the first game training with each algorithm, with the share of time
 of each stage and of the GPU's busy time. Beside each measurement stands one of the emulator alone on every core, made
-while the workers sleep: a machine that others use too is not always equally fast. It is meant to end within six minutes.
+while the workers sleep: a machine that others use too is not always equally fast. It is to end within six minutes.
 """
 
 from __future__ import annotations
