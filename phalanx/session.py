@@ -11,6 +11,7 @@ import fcntl
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,12 +34,14 @@ from phalanx.replay.experience import FRAMES_ON_HOST, Replay
 from phalanx.replay.storage import storage_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
+from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.stored import save
 from phalanx.types import EnvSpec
 
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
+SILENT_SECONDS = 600.0  # within which an iteration on a GPU must end, besides what a worker may take for a step
 LOOK_AGAIN_SECONDS = 0.1  # after which an interruption is tried again that met a checkpoint being written
 
 
@@ -68,6 +71,7 @@ class Session:
         self.checkpoint_due = False
         self.signal: int | None = None
         self.writing = False  # a checkpoint in this thread, which no signal may tear
+        self.watchdog = Watchdog(lambda: self.writing, self._last_words)
         self.began = time.perf_counter()
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger
@@ -80,6 +84,7 @@ class Session:
         try:
             while self.goes_on() or not replica.settled:
                 replica.iterate(early=not (self.stop_reason or self.checkpoint_due))
+                self.watchdog.beat()
                 self.after_iteration()
             self._finish(with_envs=True)
         except Interrupted:
@@ -94,6 +99,7 @@ class Session:
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
+        self.watchdog.beat()
         self.logger.event(sentence)
 
     def start(self, replica: Replica) -> None:
@@ -113,6 +119,9 @@ class Session:
         self.next_evaluation = (replica.progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         replica.timing.reset()
         self._announce_warm_up()
+        self.watchdog.beat()
+        if self.compute.device.type != "cpu":  # which may take as long as it likes
+            self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
 
     def goes_on(self) -> bool:
         """Is there budget left? Notes why not."""
@@ -196,8 +205,9 @@ class Session:
             return None
         self.writing = True
         try:
-            self.background.finish()
-            return self.checkpoints.write(*contents, saver)
+            with self.watchdog.patient():
+                self.background.finish()
+                return self.checkpoints.write(*contents, saver)
         finally:
             self.writing = last  # after the last one only the end is left
             if saver is not None:
@@ -207,7 +217,8 @@ class Session:
         """Run a topology to its end, whatever that is; the exit code."""
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            topology(self._reseeded(), self)
+            with self.watchdog:
+                topology(self._reseeded(), self)
         except Interrupted:  # before the first step, or a third signal
             if hasattr(self, "logger"):
                 self.event("stopped at once; what the newest checkpoint holds is kept")
@@ -279,7 +290,8 @@ class Session:
     def _evaluate(self) -> None:
         run, replica = self.experiment.run, self.replica
         policy = make_evaluation_policy(self.experiment, replica.model, self.compute)
-        scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, replica.progress)
+        with self.watchdog.patient():
+            scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, replica.progress)
         self.record({"eval/score": sum(scores) / len(scores), "eval/games": len(scores)})
 
     def _open_logger(self, spec: EnvSpec) -> Logger:
@@ -325,6 +337,14 @@ class Session:
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""
         return self.scores.mean if self.scores.count >= 100 else None
+
+    def _last_words(self, sentence: str) -> None:
+        """Why the process ends here and now."""
+        if hasattr(self, "logger"):
+            self.event(sentence)
+            self.logger.close()
+        else:
+            print(f"phalanx: {sentence}", file=sys.stderr, flush=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:

@@ -1,0 +1,173 @@
+"""A process that hangs where no signal reaches it ends all the same, says where, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.runtime import watchdog
+from phalanx.runtime.watchdog import Watchdog
+from runs import descendants, newest
+
+ROOT = Path(phalanx.__file__).parent.parent
+HANG = """
+import ctypes
+def hang(*arguments):
+    \"\"\"In the system, uninterruptibly for Python: a mutex locked twice.\"\"\"
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    print("hangs", flush=True)
+    while True:
+        library.pthread_mutex_lock(mutex)
+"""
+
+
+def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """A program with `hang`, which says so when it does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANG + textwrap.dedent(program), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while line := process.stdout.readline():
+        if line == "hangs\n":
+            return process
+    pytest.fail(process.communicate()[1])
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    try:
+        output, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, output + error
+
+
+TRAIN = """
+import sys
+from phalanx.__main__ import main
+from phalanx.learner import Learner
+from phalanx.runtime import watchdog
+from phalanx.session import Session
+
+watchdog.OBEYED, learn, start = 0.5, Learner.learn, Session.start
+
+def learns_for_a_while(self, experience, progress):
+    return hang() if progress.updates >= 20 else learn(self, experience, progress)
+
+def starts(self, replica):
+    start(self, replica)
+    self.watchdog.silence = float(sys.argv[1])
+
+Learner.learn, Session.start = learns_for_a_while, starts
+sys.exit(main(["train", "a2c-catch", *sys.argv[2:]]))
+"""
+
+
+class TestTraining:
+    flags = (
+        "--topology",
+        "synchronous",
+        "--sampler.workers",
+        "2",
+        "--run.checkpoint-updates",
+        "5",
+        "--run.name",
+        "run",
+    )
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_that_hangs_obeys_signals(self, tmp_path, number):
+        process = start(TRAIN, "inf", *self.flags, "--run.directory", str(tmp_path))
+        children = descendants(process.pid)
+        assert len(children) == 2
+        os.kill(process.pid, number)
+        code, said = ended(process)
+        assert code == 1
+        assert "asked to stop 0.5 s ago, the process hangs" in (tmp_path / "run/events.log").read_text()
+        assert "learns_for_a_while" in said  # where
+        assert newest(tmp_path / "run").steps > 0
+        deadline = time.monotonic() + 10
+        while alive := [child for child in children if Path(f"/proc/{child}").exists()]:
+            assert time.monotonic() < deadline, alive
+            time.sleep(0.02)
+
+    def test_that_hangs_ends_by_itself(self, tmp_path):
+        code, said = ended(start(TRAIN, "0.5", *self.flags, "--run.directory", str(tmp_path)))
+        assert code == 1
+        assert "no iteration has ended for 0.5 s" in (tmp_path / "run/events.log").read_text()
+        assert "learns_for_a_while" in said
+
+    def test_that_goes_on_is_left_alone(self, train, monkeypatch):
+        monkeypatch.setattr(watchdog, "LOOK", 0.01)
+        monkeypatch.setattr(watchdog.os, "_exit", lambda code: pytest.fail("ended a run that went on"))
+        wakeup = signal.set_wakeup_fd(-1)
+        assert train("a2c-catch", "--topology", "serial", steps=5_000) == 0
+        assert signal.set_wakeup_fd(wakeup) == -1  # given back
+
+
+class TestTheLastWords:
+    def test_may_hang_as_well(self):
+        process = start(
+            """
+            from phalanx.runtime import watchdog
+            watchdog.FAREWELL = 0.5
+            with watchdog.Watchdog(lambda: False, hang) as dog:
+                dog.silence = 0.2
+                hang()
+            """
+        )
+        assert ended(process)[0] == 1
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Why the watchdog would have ended the process."""
+    sentences: list[str] = []
+    monkeypatch.setattr(watchdog, "LOOK", 0.01)
+    monkeypatch.setattr(watchdog, "OBEYED", 0.1)
+    monkeypatch.setattr(Watchdog, "_end", lambda self, sentence: sentences.append(sentence))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield sentences
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_it_waits_while_a_checkpoint_is_written(ends):
+    writing = [True]
+    with Watchdog(lambda: writing[0], ends.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+        assert not ends
+        writing[0] = False
+        time.sleep(0.5)
+    assert "asked to stop" in ends[0]
+
+
+def test_other_signals_do_not_matter(ends):
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    with Watchdog(lambda: False, ends.append):
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.5)
+    signal.signal(signal.SIGALRM, before)
+    assert not ends
+
+
+def test_long_work_without_a_beat_is_excused(ends):
+    with Watchdog(lambda: False, ends.append) as dog:
+        dog.silence = 0.2
+        with dog.patient():
+            time.sleep(0.6)
+        assert not ends
+        time.sleep(0.6)
+    assert "no iteration has ended for 0.2 s" in ends[0]
