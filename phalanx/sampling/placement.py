@@ -18,6 +18,7 @@ from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SlotRules
 
 GPU_CONTROL = Path("/dev/nvidiactl")  # is there where a driver is
+FEW = 0.75  # workers by cores, below which the owner gives up its own
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def place(experiment: Experiment, device: str) -> Placement:
     """The placement an experiment asks for, or the best one for this machine, with a network on `device` (its type).
 
     On a CPU, simulation and network take turns, so both may use every core. With a GPU the owner is busy while the
-    workers simulate, so it keeps a core of its own where there are at least four.
+    workers simulate, so it keeps a core of its own where there are at least four, and where that leaves few others idle
+    because the environments do not divide.
     """
     cores, count = core_list(), usable_cores()
     if experiment.topology.name == "serial":
@@ -54,6 +56,8 @@ def place(experiment: Experiment, device: str) -> Placement:
     environments = experiment.sampler.environments
     reserve = 1 if device == "cuda" and count >= 4 else 0
     workers = experiment.sampler.workers or _largest_divisor(environments, count - reserve)
+    if not experiment.sampler.workers and workers < FEW * count:
+        workers = _largest_divisor(environments, count)
     if environments % workers:
         raise UserError(
             f"{environments} environments do not divide among {workers} workers; use --sampler.workers "

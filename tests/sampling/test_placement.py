@@ -38,6 +38,31 @@ def test_environments_must_divide_among_groups_and_squads():
     assert place(dataclasses.replace(base, sampler=sampler), "cuda").squads == 2
 
 
+@pytest.mark.parametrize(
+    ("cores", "environments", "device", "workers"),
+    [
+        (16, 60, "cuda", 15),  # one core is left to the owner,
+        (16, 48, "cuda", 12),  # or some,
+        (16, 512, "cuda", 16),  # but not half of them
+        (16, 16, "cuda", 16),
+        (4, 16, "cuda", 4),
+        (16, 8, "cuda", 8),
+        (2, 16, "cuda", 2),
+        (16, 60, "cpu", 15),
+        (16, 512, "cpu", 16),
+    ],
+)
+def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device, workers, monkeypatch):
+    monkeypatch.setattr(placement, "usable_cores", lambda: cores)
+    monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
+    base = preset("pong-fast")
+    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1)
+    found = place(dataclasses.replace(base, sampler=sampler), device)
+    assert (found.workers, len(found.cores or [])) == (workers, workers)
+    if device == "cuda" and workers < cores > 2:
+        assert 0 not in (found.cores or [])
+
+
 def test_without_a_gpu_nothing_starts_early(monkeypatch):
     monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/nowhere"))
     assert start_early(preset("pong-fast"), print) is None
