@@ -3,7 +3,8 @@
 It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; where only its rows are chosen,
 their numbers are, and the graph gathers the rows. Learning rate and scheduled numbers live on the device, so a captured
 update stays valid while they move. Nothing waits for the device: an update
-that is not finite leaves the parameters as they were, and `check` reports it at the end of the iteration.
+that is not finite leaves the parameters as they were, those after it too, and `check` reports it at the end of the
+iteration.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class CapturedUpdate:
     def _work(self, learner: CapturedLearner) -> None:
         loss, norm = learner.gradient(gathered(self.batch), learner.scalars)
         total = loss.total.detach()
-        finite = torch.isfinite(total + norm)
-        learner.parameters.grad.masked_fill_(~finite, 0.0)
-        learner.store.apply(learner.parameters.grad, learner.rate * finite)
+        learner.good.logical_and_(torch.isfinite(total + norm))
+        learner.parameters.grad.masked_fill_(~learner.good, 0.0)
+        learner.store.apply(learner.parameters.grad, learner.rate * learner.good)
         logged = {**loss.metrics, "loss/total": total, "loss/gradient_norm": norm}
         learner.names = list(logged)
         learner.sums[: len(logged)] += torch.stack([value.float() for value in logged.values()])
-        learner.bad += ~finite
         self.priorities = loss.priorities
 
-    def run(self, batch: Any) -> Tensor | None:
+    def run(self, batch: Any, good: Tensor) -> Tensor | None:
+        """The update from a batch; a batch that was not finite stays, to be shown."""
         for mine, given in zip(inputs(self.batch), inputs(batch), strict=True):
-            mine.copy_(given, non_blocking=True)
+            torch.where(good, given, mine, out=mine)
         self.launch()
         return self.priorities
 
@@ -67,7 +68,7 @@ class CapturedLearner(Learner):
         self.names: list[str] = []
         self.sums = torch.zeros(32, device=device)
         self.count = 0
-        self.bad = torch.zeros((), device=device)  # updates that were not finite
+        self.good = torch.ones((), dtype=torch.bool, device=device)  # was every update finite so far?
         self.last: CapturedUpdate
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
@@ -79,7 +80,7 @@ class CapturedLearner(Learner):
         if key not in self.graphs:
             self.graphs[key] = CapturedUpdate(self, batch)
         self.last = self.graphs[key]
-        priorities = self.last.run(batch)
+        priorities = self.last.run(batch, self.good)
         self.store.version += 1
         progress.version = self.store.version
         self.count += 1
@@ -94,7 +95,7 @@ class CapturedLearner(Learner):
             tensor.copy_(value)
 
     def _changed(self) -> list[Tensor]:
-        return [self.parameters.flat, *self.store.rule_state.values(), self.sums, self.bad]
+        return [self.parameters.flat, *self.store.rule_state.values(), self.sums, self.good]
 
     def take_metrics(self) -> dict[str, float]:
         means = (self.sums / max(self.count, 1)).tolist()
@@ -104,8 +105,13 @@ class CapturedLearner(Learner):
 
     def check(self, progress: Progress) -> None:
         """Was every update finite? Waits for the device."""
-        if bool(self.bad):
-            raise not_finite(float("nan"), float("nan"), progress, gathered(self.last.batch))
+        if bool(self.good):
+            return
+        for update in sorted(self.graphs.values(), key=lambda update: update is self.last):
+            batch = gathered(update.batch)
+            loss, norm = self.gradient(batch, self.scalars)
+            if update is self.last or not bool(torch.isfinite(loss.total.detach() + norm)):
+                raise not_finite(loss, norm, f"one of the updates before {progress.updates}", batch)
 
 
 def inputs(batch: Any) -> list[Tensor]:

@@ -29,6 +29,7 @@ POSITIVE = (
 NOT_NEGATIVE = (
     *("sampler.workers", "sampler.squads", "sampler.decorrelation", "sampler.max_deaths"),
     *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
+    *("algorithm.epsilon_length", "algorithm.importance_length"),
     *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
 )
 

@@ -75,7 +75,9 @@ def _start(game: str, emulators: int, core: int) -> subprocess.Popen[bytes]:
 def _line(process: subprocess.Popen[bytes], limit: float) -> bytes:
     """The next line a process prints; an error if it ends, or takes too long."""
     assert process.stdout is not None
-    answered = select.select([process.stdout], [], [], limit)[0]
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    answered = poll.poll(limit * 1000)
     line = process.stdout.readline() if answered else b""
     if not line:
         raise RunError("the bare emulators gave no answer; what they say themselves stands above")

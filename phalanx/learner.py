@@ -85,7 +85,7 @@ class Learner:
         batch = gathered(batch)
         loss, norm = self.gradient(batch, scalars)
         if not bool(torch.isfinite(loss.total.detach() + norm)):
-            raise not_finite(float(loss.total.detach()), float(norm), progress, batch)
+            raise not_finite(loss, norm, f"update {progress.updates}", batch)
         gradient = Gradient(self.parameters.grad, progress.version)
         progress.version = self.store.push(gradient, self.learning_rate(progress))
         self.metrics.add({**loss.metrics, "loss/total": loss.total.detach(), "loss/gradient_norm": norm})
@@ -129,9 +129,9 @@ def gathered(batch: Any) -> Any:
     return batch.gather() if isinstance(batch, Chosen) else batch
 
 
-def not_finite(loss: float, norm: float, progress: Progress, batch: Any) -> NotFinite:
+def not_finite(loss: Loss, norm: Tensor, update: str, batch: Any) -> NotFinite:
     return NotFinite(
-        f"the loss ({loss:g}) or the gradient norm ({norm:g}) of update {progress.updates} is not finite; "
+        f"the loss ({float(loss.total.detach()):g}) or the gradient norm ({float(norm):g}) of {update} is not finite; "
         f"a lower optimizer.learning_rate or reward clipping may help",
         batch,
     )

@@ -41,7 +41,7 @@ from phalanx.stored import save
 from phalanx.types import EnvSpec
 
 GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
-SILENT_SECONDS = 600.0  # within which an iteration on a GPU must end, besides what a worker may take for a step
+SILENT_SECONDS = 600.0  # within which something must happen on a GPU, besides what a worker may take for a step
 LOOK_AGAIN_SECONDS = 0.1  # after which an interruption is tried again that met a checkpoint being written
 
 
@@ -70,8 +70,11 @@ class Session:
         self.stop_reason = ""
         self.checkpoint_due = False
         self.signal: int | None = None
-        self.writing = False  # a checkpoint in this thread, which no signal may tear
-        self.watchdog = Watchdog(lambda: self.writing, self._last_words)
+        self.alarm: Any = None  # what others had set up: the handler, and when it was to ring
+        self.events = 0
+        self.saving = False  # a checkpoint in this thread,
+        self.writing = False  # which no signal may tear
+        self.watchdog = Watchdog(self._pulse, lambda: self.saving or self.background.busy, self._last_words)
         self.began = time.perf_counter()
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger
@@ -84,7 +87,6 @@ class Session:
         try:
             while self.goes_on() or not replica.settled:
                 replica.iterate(early=not (self.stop_reason or self.checkpoint_due))
-                self.watchdog.beat()
                 self.after_iteration()
             self._finish(with_envs=True)
         except Interrupted:
@@ -99,7 +101,7 @@ class Session:
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
-        self.watchdog.beat()
+        self.events += 1
         self.logger.event(sentence)
 
     def start(self, replica: Replica) -> None:
@@ -119,7 +121,6 @@ class Session:
         self.next_evaluation = (replica.progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         replica.timing.reset()
         self._announce_warm_up()
-        self.watchdog.beat()
         if self.compute.device.type != "cpu":  # which may take as long as it likes
             self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
 
@@ -203,13 +204,12 @@ class Session:
         if saver is not None and not last:
             self.background.write(*contents, saver)
             return None
-        self.writing = True
+        self.saving = self.writing = True
         try:
-            with self.watchdog.patient():
-                self.background.finish()
-                return self.checkpoints.write(*contents, saver)
+            self.background.finish()
+            return self.checkpoints.write(*contents, saver)
         finally:
-            self.writing = last  # after the last one only the end is left
+            self.saving, self.writing = False, last  # after the last one only the end is left
             if saver is not None:
                 saver.release()
 
@@ -226,7 +226,7 @@ class Session:
             if self.signal is None or hasattr(self, "replica"):
                 raise  # else the signal reached workers that were about to start
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._give_alarm_back()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             if hasattr(self, "logger"):
@@ -338,6 +338,11 @@ class Session:
         """Mean of the last 100 games, None before there were so many."""
         return self.scores.mean if self.scores.count >= 100 else None
 
+    def _pulse(self) -> object:
+        """What changes as long as the run goes on."""
+        timing = self.replica.timing.pulse if hasattr(self, "replica") else None
+        return timing, self.events
+
     def _last_words(self, sentence: str) -> None:
         """Why the process ends here and now."""
         if hasattr(self, "logger"):
@@ -351,10 +356,18 @@ class Session:
             self.signal = number
             if hasattr(self, "replica"):
                 self.replica.leave()
-            signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
-            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+            handler = signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
+            self.alarm = handler, signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
         else:
             self._interrupt()
+
+    def _give_alarm_back(self) -> None:
+        """To whoever had it before the first signal."""
+        if self.alarm is not None:
+            handler, timer = self.alarm
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, *timer)
 
     def _interrupt(self) -> None:
         """Leave whatever goes on, but for a checkpoint that is being written: it would be lost."""

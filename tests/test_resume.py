@@ -89,6 +89,12 @@ class TestResume:
         assert resume("--algorithm.prioritized", True) == 2
         assert "a resumed run keeps its algorithm.prioritized" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("n_step", [1, 5])
+    def test_with_a_saved_memory_may_look_less_or_further_ahead(self, train, resume, n_step):
+        memory = ("--algorithm.checkpoint-replay", True, "--algorithm.learning-starts", 100)
+        assert train("eps-rainbow-catch", *memory, steps=1000) == 0
+        assert resume("--run.steps", 1500, "--algorithm.n-step", n_step) == 0
+
     def test_on_another_kind_of_device_goes_on_with_other_numbers(self):
         state = torch.arange(16, dtype=torch.uint8)  # of a GPU's generator
         first, second = torch.Generator(), torch.Generator()

@@ -96,6 +96,27 @@ class TestSignals:
         assert "Traceback" not in error
         assert returned in (128 + number, -number)  # the handlers may not have been there yet
 
+    @pytest.mark.parametrize("stopped", [False, True])
+    def test_leave_the_alarm_to_whoever_had_set_it(self, train, monkeypatch, stopped):
+        step, calls = Catch.step, []
+
+        def signalled(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if stopped and len(calls) == 300:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, action, frame)
+
+        monkeypatch.setattr(Catch, "step", signalled)
+        handler = signal.signal(signal.SIGALRM, print)
+        timer = signal.setitimer(signal.ITIMER_REAL, 200)
+        try:
+            assert train("a2c-catch", "--topology", "serial", steps=2_000) == (143 if stopped else 0)
+            assert signal.getsignal(signal.SIGALRM) is print
+            assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 200
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+
     @pytest.mark.parametrize("signals", [1, 2])
     def test_do_not_tear_the_last_checkpoint(self, tmp_path, monkeypatch, signals):
         """It takes longer than the grace; the second signal and the alarm of the first come while it is written."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -106,7 +108,7 @@ class TestTraining:
     def test_that_hangs_ends_by_itself(self, tmp_path):
         code, said = ended(start(TRAIN, "0.5", *self.flags, "--run.directory", str(tmp_path)))
         assert code == 1
-        assert "no iteration has ended for 0.5 s" in (tmp_path / "run/events.log").read_text()
+        assert "nothing has happened for 0.5 s" in (tmp_path / "run/events.log").read_text()
         assert "learns_for_a_while" in said
 
     def test_that_goes_on_is_left_alone(self, train, monkeypatch):
@@ -123,7 +125,7 @@ class TestTheLastWords:
             """
             from phalanx.runtime import watchdog
             watchdog.FAREWELL = 0.5
-            with watchdog.Watchdog(lambda: False, hang) as dog:
+            with watchdog.Watchdog(lambda: 0, lambda: False, hang) as dog:
                 dog.silence = 0.2
                 hang()
             """
@@ -143,31 +145,101 @@ def ends(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_it_waits_while_a_checkpoint_is_written(ends):
-    writing = [True]
-    with Watchdog(lambda: writing[0], ends.append):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
-        assert not ends
-        writing[0] = False
-        time.sleep(0.5)
+@pytest.fixture
+def dog(ends):
+    """One that watches this process, whose `signs` are those of life."""
+    dog = Watchdog(lambda: dog.signs, lambda: dog.busy, ends.append)
+    dog.signs, dog.busy = 0, False
+    with dog:
+        yield dog
+
+
+def test_it_waits_while_a_checkpoint_is_written(dog, ends, monkeypatch):
+    dog.busy, dog.silence = True, 0.1
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    assert not ends
+    dog.silence = math.inf
+    dog.busy = False
+    time.sleep(0.5)
     assert "asked to stop" in ends[0]
 
 
-def test_other_signals_do_not_matter(ends):
+def test_it_does_not_wait_for_ever(dog, ends, monkeypatch):
+    monkeypatch.setattr(watchdog, "EXCUSED", 0.3)
+    dog.busy = True
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.8)
+    assert "asked to stop" in ends[0]
+
+
+def test_other_signals_do_not_matter(dog, ends):
     before = signal.signal(signal.SIGALRM, lambda *_: None)
-    with Watchdog(lambda: False, ends.append):
-        os.kill(os.getpid(), signal.SIGALRM)
-        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGALRM)
+    time.sleep(0.5)
     signal.signal(signal.SIGALRM, before)
     assert not ends
 
 
-def test_long_work_without_a_beat_is_excused(ends):
-    with Watchdog(lambda: False, ends.append) as dog:
-        dog.silence = 0.2
-        with dog.patient():
-            time.sleep(0.6)
-        assert not ends
+def test_signs_of_life_are_heard(dog, ends):
+    dog.silence = 0.2
+    for _ in range(10):
+        time.sleep(0.05)
+        dog.signs += 1
+    assert not ends
+    time.sleep(0.6)
+    assert "nothing has happened for 0.2 s" in ends[0]
+
+
+def test_long_work_without_a_sign_is_excused(dog, ends):
+    dog.silence = 0.2
+    with dog.patient():
         time.sleep(0.6)
-    assert "no iteration has ended for 0.2 s" in ends[0]
+    assert not ends
+
+
+def test_a_process_that_was_stopped_was_not_silent():
+    """It continues long after the silence that ends one."""
+    process = start(
+        """
+        import signal, time
+        from phalanx.runtime import watchdog
+        with watchdog.Watchdog(lambda: 0, lambda: False, print) as dog:
+            dog.silence = 1.5
+            print("hangs", flush=True)
+            time.sleep(1.2)  # begins anew when it continues
+        """
+    )
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(process.pid, signal.SIGCONT)
+    assert ended(process)[0] == 0
+
+
+def test_a_child_that_was_forked_is_another_process(dog, ends):
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)  # handled, but not told to the parent
+        time.sleep(1)
+        os._exit(0)
+    time.sleep(0.6)
+    assert not ends
+    dog.__exit__()  # does not wait for the child
+    assert dog.thread.is_alive() is False
+    os.waitpid(child, 0)
+    dog.__enter__()
+
+
+def test_descriptors_may_be_many(ends):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, limits[1]), limits[1]))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Watchdog(lambda: 0, lambda: False, ends.append) as dog:
+            assert dog.reader.fileno() > 1024
+            time.sleep(0.1)
+            assert dog.thread.is_alive()
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -11,7 +11,7 @@ from phalanx.types import Progress
 
 @dataclass(frozen=True)
 class Schedule:
-    """From `start` to `final` over `length` ticks of `clock`, constant afterwards."""
+    """From `start` to `final` over `length` ticks of `clock`, constant afterwards; with none, `final` at once."""
 
     start: float
     final: float
@@ -20,7 +20,7 @@ class Schedule:
 
     def __call__(self, progress: Progress) -> float:
         if self.start == self.final or self.length <= 0:
-            return self.start
+            return self.final
         done = min(getattr(progress, self.clock) / self.length, 1.0)
         return self.start + (self.final - self.start) * done
 

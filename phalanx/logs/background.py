@@ -27,7 +27,8 @@ class BackgroundWriter:
 
     @property
     def busy(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
+        thread = self.thread  # another thread may ask
+        return thread is not None and thread.is_alive()
 
     def write(
         self,

@@ -22,6 +22,7 @@ class Timing:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.pulse = 0  # counts, and never goes back
         self.reset()
 
     def reset(self) -> None:
@@ -30,6 +31,7 @@ class Timing:
 
     def add(self, stage: str, seconds: float) -> None:
         self._seconds[stage] += seconds
+        self.pulse += 1
 
     def shares(self) -> dict[str, float]:
         """Fraction of the time since the reset by stage, with "other" for the rest; they sum to 1."""

@@ -65,7 +65,7 @@ class ScaledGradient(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor + x.detach() * (1 - self.factor)
+        return x.detach() + (x - x.detach()) * self.factor  # exact in any precision
 
 
 class QNetwork(nn.Module):

@@ -129,9 +129,10 @@ class PrioritizedIndex:
         return start + (rows - start) % self.rows, weight
 
     def update(self, ids: Tensor, priorities: Tensor) -> None:
-        """New priorities; of equal ids the greatest counts, rows that are gone or cut are left alone."""
+        """New priorities; of equal ids the greatest counts, rows that are gone or cut are left alone, and so are those
+        whose priority is no number: on a GPU a loss that is not finite is reported later."""
         leaves, rows = self.leaves.view(-1), ids % self.rows
-        known = (ids >= self.drawable.start) & (ids < self.drawable.stop) & (leaves[rows] > 0)
+        known = (ids >= self.drawable.start) & (ids < self.drawable.stop) & (leaves[rows] > 0) & ~priorities.isnan()
         rows = torch.where(known, rows, len(self.sums) * BLOCK)
         values = self._fixed_point(priorities)
         leaves.scatter_reduce_(0, rows, values, "amax", include_self=False)
@@ -141,7 +142,7 @@ class PrioritizedIndex:
         self.sums[blocks] = self.leaves.index_select(0, blocks).sum(1)
 
     def _fixed_point(self, priorities: Tensor) -> Tensor:
-        scaled = priorities.detach().double().pow(self.exponent) * UNIT
+        scaled = priorities.detach().nan_to_num().double().pow(self.exponent) * UNIT
         return scaled.clamp(1, TOTAL_LIMIT // self.rows).long()
 
     def _sum(self, rows: slice) -> None:
@@ -152,13 +153,20 @@ class PrioritizedIndex:
     def state(self) -> dict[str, Any]:
         leaves = self.leaves.view(-1)
         parts = [leaves[rows] for rows in ring_slices(self.drawable, self.rows)]
-        return {"leaves": torch.cat(parts) if parts else leaves[:0], "greatest": self.greatest}
+        saved = torch.cat(parts) if parts else leaves[:0]
+        return {"first": self.drawable.start, "leaves": saved, "greatest": self.greatest}
 
     def restore(self, state: dict[str, Any]) -> None:
-        done, leaves = 0, self.leaves.view(-1)
-        for rows in ring_slices(self.drawable, self.rows):
+        """The priorities of rows that were drawable then and are now: with another n they are not all the same. Which
+        rows are cut is what `move` has found."""
+        leaves, saved = self.leaves.view(-1), state["leaves"].to(self.leaves.device)
+        first = state.get("first", self.drawable.start)
+        both = range(max(first, self.drawable.start), min(first + len(saved), self.drawable.stop))
+        done = both.start - first
+        for rows in ring_slices(both, self.rows):
             count = rows.stop - rows.start
-            leaves[rows] = state["leaves"][done : done + count].to(leaves.device)
+            known = saved[done : done + count]
+            leaves[rows] = torch.where((leaves[rows] > 0) & (known > 0), known, leaves[rows])
             self._sum(rows)
             done += count
         self.greatest = state["greatest"].to(leaves.device)

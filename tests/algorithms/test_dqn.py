@@ -320,6 +320,20 @@ def test_without_epsilon_every_action_is_greedy() -> None:
     assert begun(policy_of(0.0)).act(*states(100), noise, ALL).action.unique().tolist() == [1]
 
 
+def test_a_schedule_without_length_has_ended() -> None:
+    assert Schedule(1.0, 0.1, 0)(Progress()) == 0.1
+    assert Schedule(1.0, 0.5, 1)(Progress(steps=1)) == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_scaled_gradient_is_the_identity_before_it_is_scaled(dtype: torch.dtype) -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    y = ScaledGradient(1 / math.sqrt(2))(x)
+    assert torch.equal(y, x)
+    y.sum().backward()
+    assert x.grad is not None and (x.grad == torch.tensor(1 / math.sqrt(2), dtype=dtype)).all()
+
+
 def test_epsilon_follows_its_schedule_but_not_in_evaluation() -> None:
     model, noise = Table([[0.0, 1.0]]), torch.tensor([0.2])
     policy = EpsilonGreedyPolicy(model, CPU, Schedule(1.0, 0.0, 100))

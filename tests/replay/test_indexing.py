@@ -144,6 +144,33 @@ def test_an_outdated_priority_touches_nothing() -> None:
     assert int(index.leaves[0, 4]) == 9 * UNIT
 
 
+def test_a_priority_that_is_no_number_touches_nothing() -> None:
+    index = prioritized([1.0, 2.0, 4.0])
+    before = index.leaves[:-1].clone()
+    index.update(torch.tensor([0, 1]), torch.tensor([math.nan, math.nan]))
+    assert torch.equal(index.leaves[:-1], before) and int(index.sums.sum()) == 7 * UNIT
+    assert int(index.greatest) == 4 * UNIT
+    index.update(torch.tensor([0, 2]), torch.tensor([math.nan, 8.0]))
+    assert index.leaves[0, :3].tolist() == [UNIT, 2 * UNIT, 8 * UNIT]
+    index.update(torch.tensor([1]), torch.tensor([math.inf]))  # as great as can be
+    assert index.draw(100, 1.0, torch.Generator().manual_seed(0))[0].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(("then", "now"), [(range(4, 10), range(4, 12)), (range(4, 12), range(6, 10))])
+def test_priorities_are_restored_to_the_rows_they_belong_to(then: range, now: range) -> None:
+    rows, cut = 8, no_cuts(8)
+    cut[7 % rows] = True
+    saved, restored = (PrioritizedIndex(rows, 1.0, "one", CPU) for _ in range(2))
+    saved.move(then, no_cuts(rows))
+    saved.update(torch.tensor(then), torch.tensor(then, dtype=torch.float32))
+    restored.move(now, cut)
+    restored.restore(saved.state())
+    expected = [0 if i == 7 else i if i in then else 1 for i in now]
+    assert [int(restored.leaves[0, i % rows]) for i in now] == [priority * UNIT for priority in expected]
+    assert int(restored.sums[0]) == sum(expected) * UNIT
+    assert len(restored) == len(now) - (7 in now)
+
+
 def test_new_rows_get_the_greatest_priority_seen_or_one() -> None:
     for new_priority, expected in (("max", 6), ("one", 1)):
         index = PrioritizedIndex(8, 1.0, new_priority, CPU)  # type: ignore[arg-type]
