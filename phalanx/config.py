@@ -291,7 +291,8 @@ class SamplerConfig:
     """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
     environments then move from slow cores to fast ones. 0 means never."""
     step_timeout: float = 60.0
-    """Seconds for which no group may finish its step before the workers that are late are killed and replaced."""
+    """Seconds without a finished group, and in a worker without a single step of an environment, after which the worker
+    is killed and replaced; twice as many at most."""
     max_deaths: int = 10
     """Workers that may die before the run ends."""
 

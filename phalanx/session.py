@@ -218,7 +218,7 @@ class Session:
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self.watchdog:
-                topology(self._reseeded(), self)
+                topology(self._adapted(), self)
         except Interrupted:  # before the first step, or a third signal
             if hasattr(self, "logger"):
                 self.event("stopped at once; what the newest checkpoint holds is kept")
@@ -233,11 +233,15 @@ class Session:
                 self.logger.close()
         return 0 if self.signal is None else 128 + self.signal
 
-    def _reseeded(self) -> Experiment:
-        """The experiment for the topology: one resumed without its environments must not play its first games again."""
+    def _adapted(self) -> Experiment:
+        """The experiment for the topology: one resumed without its environments must not play its first games again,
+        and restored environments need not be decorrelated first."""
         loaded, run = self.loaded, self.experiment.run
-        if loaded is None or loaded.steps == 0 or loaded.state["replica"]["sampling"] is not None:
+        if loaded is None or loaded.steps == 0:
             return self.experiment
+        if loaded.state["replica"]["sampling"] is not None:
+            sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
+            return dataclasses.replace(self.experiment, sampler=sampler)
         seed = np.random.SeedSequence(run.seed, spawn_key=(loaded.steps,)).generate_state(1)
         return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=int(seed[0])))
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from phalanx.envs.toy import Catch
+from phalanx.logs.checkpoint import Checkpoints
 from phalanx.runtime.device import restore_generator
+from phalanx.topologies import serial
 from runs import ATARI, nan_reward, newest, records, same
 
 ATARI_A2C = ("a2c", *ATARI)
@@ -94,6 +96,30 @@ class TestResume:
         memory = ("--algorithm.checkpoint-replay", True, "--algorithm.learning-starts", 100)
         assert train("eps-rainbow-catch", *memory, steps=1000) == 0
         assert resume("--run.steps", 1500, "--algorithm.n-step", n_step) == 0
+
+    @pytest.mark.parametrize(("saved", "random_actions"), [(True, 0), (False, 20)])
+    def test_decorrelates_no_environments_that_are_restored(
+        self, train, resume, tmp_path, monkeypatch, saved, random_actions
+    ):
+        make_envs, seen = serial.make_envs, []
+
+        def noted(experiment: Any, *arguments: Any) -> Any:
+            seen.append(experiment.sampler.decorrelation)
+            return make_envs(experiment, *arguments)
+
+        assert train("a2c-catch", "--topology", "serial", "--sampler.decorrelation", 20) == 0
+        monkeypatch.setattr(serial, "make_envs", noted)
+        if not saved:
+            load = Checkpoints.load
+
+            def without(self: Checkpoints) -> Any:
+                loaded = load(self)
+                loaded.state["replica"]["sampling"] = None
+                return loaded
+
+            monkeypatch.setattr(Checkpoints, "load", without)
+        assert resume("--run.steps", 1000) == 0
+        assert seen == [random_actions]
 
     def test_on_another_kind_of_device_goes_on_with_other_numbers(self):
         state = torch.arange(16, dtype=torch.uint8)  # of a GPU's generator

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from phalanx.config import AtariConfig
+from phalanx.sampling.evaluator import evaluation_env
 from runs import ATARI, newest, records, same
 
 REQUIRED = (
@@ -81,3 +85,10 @@ class TestRecords:
         assert [line["steps"] for line in evaluations] == [256, 512, 768, 1024]
         assert all(line["eval/games"] == 3 for line in evaluations)
         assert same(newest(tmp_path / "run").weights, newest(tmp_path / "plain").weights)
+
+
+def test_games_of_an_evaluation_have_an_end():
+    """Those of training need none, but a greedy policy may do the same for ever."""
+    endless = AtariConfig("breakout", max_steps=0)
+    assert evaluation_env(endless).max_steps == 27_000
+    assert evaluation_env(dataclasses.replace(endless, max_steps=100)).max_steps == 100

@@ -15,12 +15,16 @@ from phalanx.sampling.serial import SerialEnvs
 from phalanx.seams import Policy
 from phalanx.types import Progress, torch_dtype
 
+LONGEST_GAME = 27_000  # steps: half an hour of play
 EVALUATION_SEED = 1_000_003  # added to the run's seed, so that evaluation never repeats training's games
 
 
 def evaluation_env(config: EnvConfig) -> EnvConfig:
-    """The same environment with whole games: a lost life does not end an episode."""
-    return dataclasses.replace(config, episodic_life=False) if isinstance(config, AtariConfig) else config
+    """The same environment with whole games: a lost life does not end an episode. They have an end, since a greedy
+    policy may do the same for ever."""
+    if not isinstance(config, AtariConfig):
+        return config
+    return dataclasses.replace(config, episodic_life=False, max_steps=config.max_steps or LONGEST_GAME)
 
 
 def evaluate(

@@ -1,10 +1,12 @@
 """The memory and the signals that env workers share with the process that owns the model.
 
-One anonymous mapping holds everything: the step buffer, the actions, and two tables of counters,
+One anonymous mapping holds everything: the step buffer, the actions, two tables of counters, and what workers tell of
+themselves,
 
     request[worker, group]   how many steps the owner has asked for
     done[worker, group]      how many of them the worker has finished; of those without rows the owner counts it up
     busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
+    beat[worker]             steps of single environments it has taken, to tell a slow one from one that hangs
 
 The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
 The mapping has no name: when the last process that holds it is gone, so is the memory.
@@ -66,7 +68,8 @@ class Exchange:
         columns = -(-layout.groups // 8) * 8
         self.request = take((layout.workers, columns), np.int64)[:, : layout.groups]
         self.done = take((layout.workers, columns), np.int64)[:, : layout.groups]
-        self.busy = take((layout.workers, 8), np.float64)[:, 0]
+        own = take((layout.workers, 8), np.float64)
+        self.busy, self.beat = own[:, 0], own[:, 1]
 
     def close(self) -> None:
         """Give up the descriptor; the mapping goes with the last view of it."""

@@ -34,6 +34,7 @@ from phalanx.types import EnvStep
 
 START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
+STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
 
 
@@ -160,6 +161,7 @@ class ProcessEnvs:
         self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.deaths = 0
+        self.births = 0  # incarnations so far; no seed is used twice
         self.started = False
         self.closed = False
         self.workers: list[WorkerHandle] = []
@@ -176,7 +178,7 @@ class ProcessEnvs:
         hang while nobody else gets ready."""
         self._wait_until_ready()
         exchange = self.exchange
-        deadline = time.monotonic() + self.timeout
+        deadline, beats = time.monotonic() + self.timeout, None
         while True:
             finished = (exchange.request == exchange.done).all(0)
             for group in groups:
@@ -184,12 +186,17 @@ class ProcessEnvs:
                     return group
             if not wait:
                 return None
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._replace_hung(groups)
-                deadline = time.monotonic() + self.timeout
+            now = time.monotonic()
+            if beats is None:
+                beats = exchange.beat.copy()
+            if deadline <= now:
+                self._replace_hung(groups, beats)
+                deadline, beats = time.monotonic() + self.timeout, None
                 continue
-            for descriptor, _ in self.poll.poll(min(left, LOOK_AGAIN) * 1000):
+            events = self.poll.poll(min(deadline - now, LOOK_AGAIN) * 1000)
+            if time.monotonic() - now > STOPPED:
+                deadline = time.monotonic() + self.timeout
+            for descriptor, _ in events:
                 if descriptor == self.owner_wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(descriptor)
@@ -225,7 +232,9 @@ class ProcessEnvs:
         for answer in self._ask_all("give", dict(gone)):
             states.update(answer if isinstance(answer, dict) else {})
         # what a dying worker could not hand over begins anew where it was to go
-        self._ask_all("take", {to: [(i, group, states.get(i)) for i, group in of] for to, of in come.items()})
+        for index in {index for of in gone.values() for index in of} - states.keys():
+            states[index] = self._birth()
+        self._ask_all("take", {to: [(i, group, states[i]) for i, group in of] for to, of in come.items()})
         self._find_members()
         self.speeds.looked(self.exchange.busy)
 
@@ -249,11 +258,12 @@ class ProcessEnvs:
             if not isinstance(answer, dict):
                 raise RunError(f"env worker {worker.number} gave no state: {answer[1] if answer else 'it is dead'}")
             slots.update(answer)
-        return {"slots": [slots[index] for index in range(self.layout.environments)]}
+        return {"slots": [slots[index] for index in range(self.layout.environments)], "births": self.births}
 
     def restore(self, state: dict[str, Any]) -> None:
         for group in range(len(self.groups)):
             self.recv(group)  # the first step was asked for already; it must not hit restored environments
+        self.births = max(state.get("births", 0), *(slot.get("incarnation", 0) for slot in state["slots"]))
         for worker in self.workers:
             answer = worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
             if answer is not True:
@@ -345,10 +355,17 @@ class ProcessEnvs:
     def _worker_behind(self, death_watch: int) -> WorkerHandle:
         return next(worker for worker in self.workers if worker.death_watch == death_watch)
 
-    def _replace_hung(self, groups: Sequence[int]) -> None:
-        late = (self.exchange.request != self.exchange.done)[:, groups].any(1)
+    def _birth(self) -> int:
+        self.births += 1
+        return self.births
+
+    def _replace_hung(self, groups: Sequence[int], beats: np.ndarray) -> None:
+        """Those that are late and have not taken a single step since they had those beats."""
+        exchange = self.exchange
         for worker in list(self.workers):
-            if late[worker.number]:
+            number = worker.number
+            late = (exchange.request != exchange.done)[number, groups].any()
+            if late and exchange.beat[number] == beats[number]:
                 self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
                 worker.kill()
                 self._replace(worker)
@@ -367,7 +384,7 @@ class ProcessEnvs:
         dead.release()
         if self.deaths > self.max_deaths:
             raise RunError(f"more than {self.max_deaths} env workers died; the last: {story}")
-        successor = WorkerHandle(dead.number, dead.incarnation + 1, dead.wake)
+        successor = WorkerHandle(dead.number, self._birth(), dead.wake)
         self.workers[dead.number] = successor
         try:
             successor.start(self._orders(successor))

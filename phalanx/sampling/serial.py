@@ -14,7 +14,7 @@ from phalanx.envs.screen import finish_frames
 from phalanx.types import EnvSpec, EnvStep
 
 EnvFactory = Callable[[int, int], Env]
-"""(index of the environment, incarnation: how often it was replaced) -> Env."""
+"""(index of the environment, incarnation: 0, or a number that no other one of a run has) -> Env."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class Slot:
         self.env = env
         self.step = step
         self.rules = rules
-        self.incarnation = 0  # how often the environment was replaced
+        self.incarnation = 0  # not 0: the environment took the place of another
         self.frame = step.observation[index]
         self.fresh = True  # no episode was begun yet
         self.idle = False  # waits for the end of the batch
         self.requests = 0  # steps asked for so far
         self.prepared = False
         self.quiet = False  # the row tells of a step without reward in the midst of an episode
+        self.beat: Callable[[], None] = lambda: None  # a sign of life in work that may take long
 
     def advance(self, action: int) -> None:
         """Serve one request: begin if the slot is fresh, else step. An episode that ends is followed by the next."""
@@ -99,6 +100,7 @@ class Slot:
             outcome = self.env.step(action, self.frame)
             if outcome.terminated or outcome.truncated:
                 self.reset()
+            self.beat()
 
     def write_row(self, reward: float, score: float, terminated: bool, truncated: bool, first: bool, cut: bool) -> None:
         step, row = self.step, self.index

@@ -67,7 +67,7 @@ class Worker:
     def _slot(self, index: int, group: int, incarnation: int) -> Slot:
         orders = self.orders
         slot = Slot(index, orders.factory(index, incarnation), self.exchange.step, orders.rules)
-        slot.incarnation = incarnation
+        slot.incarnation, slot.beat = incarnation, self.beat
         slot.requests = int(self.exchange.done[orders.worker, group])  # a successor counts on
         return slot
 
@@ -104,12 +104,16 @@ class Worker:
         with frames_together():
             for slot in self.groups[group]:
                 slot.advance(actions[slot.index])
+                self.beat()
                 if self.guest and group not in self.guest:
                     self.serve_guests()
         exchange.done[self.orders.worker, group] += 1
         # the last one wakes the owner; should two miss each other, the owner looks again by itself
         if (exchange.done[:, group] == exchange.request[:, group]).all():
             os.eventfd_write(self.orders.owner_wake, 1)
+
+    def beat(self) -> None:
+        self.exchange.beat[self.orders.worker] += 1
 
     def _asked(self, group: int) -> bool:
         worker = self.orders.worker
@@ -170,10 +174,11 @@ class Worker:
         return states
 
     def take(self, arrivals: list[tuple[int, int, Any]]) -> None:
-        """Take over environments (index, group, state); one whose state was lost begins anew."""
+        """Take over environments (index, group, state); one whose state was lost begins anew, with the incarnation that
+        stands in its place."""
         for index, group, state in arrivals:
-            if state is None:
-                slot = self._slot(index, group, self.orders.incarnation + 1)
+            if isinstance(state, int):
+                slot = self._slot(index, group, state)
             else:
                 env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
                 slot = Slot(index, env, self.exchange.step, self.orders.rules)

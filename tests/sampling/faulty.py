@@ -57,7 +57,7 @@ def checksum(frame: np.ndarray) -> float:
 
 
 class Faulty(Ledger):
-    """Fails once, in the given environment at the given step of its first incarnation."""
+    """Fails once, in the given environment at the given step of its first incarnation; or is slow in every one."""
 
     def __init__(self, index: int, incarnation: int, plan: FaultyFactory) -> None:
         super().__init__(index, incarnation)
@@ -66,7 +66,9 @@ class Faulty(Ledger):
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         self.total += 1
         plan = self.plan
-        if self.index == plan.culprit and self.total == plan.at and (plan.always or self.incarnation == 0):
+        if plan.fault == "slow":
+            time.sleep(0.25)
+        elif self.index == plan.culprit and self.total == plan.at and (plan.always or self.incarnation == 0):
             frame[:] = 666.0  # a torn row that nobody must see
             if plan.fault == "raise":
                 raise ValueError("the simulator fell over")

@@ -116,7 +116,7 @@ def check_ledger(rows, actions):
             if previous is None or first:
                 assert frame[3] == 0
             if previous is not None and cut:
-                assert (frame[1], frame[2]) == (previous[1] + 1, 1)  # a new incarnation, a new episode
+                assert frame[1] > previous[1] and frame[2] == 1  # a new incarnation, a new episode
                 assert not terminated
                 assert reward == 0
             elif previous is not None and first:
@@ -232,6 +232,78 @@ def test_a_restore_that_fails_is_an_error():
             envs.restore(state)
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("decorrelation", [0, 20])
+def test_a_worker_that_is_slow_does_not_hang(decorrelation):
+    """No group is done within the timeout, but environments take steps."""
+    rules = SlotRules(seed=2, decorrelation=decorrelation)
+    envs = ProcessEnvs(FaultyFactory("slow"), 1, 4, 1, rules, timeout=0.6)
+    try:
+        rows, _ = play(envs, 2)
+    finally:
+        envs.close()
+    assert envs.deaths == 0
+    assert not any(flags[-1] for row in rows for _, flags in row)
+    assert any(row[0][0][0][3] > 0 for row in rows) == bool(decorrelation)
+
+
+def test_a_job_that_is_stopped_and_goes_on_loses_nobody():
+    program = """
+        import time
+        from faulty import FaultyFactory
+        from phalanx.sampling.processes import ProcessEnvs
+        import numpy as np
+        envs = ProcessEnvs(FaultyFactory("slow"), 3, 1, timeout=1.5)
+        envs.recv(0)
+        print("ready", flush=True)
+        for _ in range(20):
+            envs.send(0, np.zeros(3, np.int64))
+            envs.recv(0)
+        print(envs.deaths, flush=True)
+        envs.close()
+    """
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent.parent)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    everyone = [process.pid, *descendants(process.pid)]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(3)
+    for pid in everyone:  # the owner is the first to go on
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)
+    assert process.communicate(timeout=60)[0] == "0\n"
+
+
+def test_no_incarnation_comes_twice():
+    """In one session, after environments have moved, and after a resume."""
+
+    def incarnations(envs, victim):
+        os.kill(envs.workers[victim].process.pid, signal.SIGKILL)
+        rows, _ = play(envs, 3)
+        return {deliveries[-1][0][0][1] for deliveries in rows}
+
+    first, second = (ProcessEnvs(LedgerFactory(), 2, 2, 2) for _ in range(2))
+    try:
+        play(first, 2)
+        assert incarnations(first, 0) == {0, 1}
+        assert incarnations(first, 1) == {1, 2}
+        second.restore(first.state())
+        assert incarnations(second, 0) == {2, 3}
+        old = first.state()
+        del old["births"]  # as it was saved before
+        second.restore(old)
+        assert incarnations(second, 0) == {2, 3}
+    finally:
+        first.close()
+        second.close()
 
 
 def test_too_many_deaths_end_the_run():
