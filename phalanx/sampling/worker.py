@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from phalanx.envs import Env
 from phalanx.envs.screen import frames_together
 from phalanx.sampling.exchange import Exchange, Layout
@@ -53,6 +55,7 @@ class Worker:
         self.orders = orders
         self.control = control
         self.exchange = Exchange(orders.layout, orders.memory)
+        self.beat = counter(self.exchange.beat, orders.worker)
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
@@ -111,9 +114,6 @@ class Worker:
         # the last one wakes the owner; should two miss each other, the owner looks again by itself
         if (exchange.done[:, group] == exchange.request[:, group]).all():
             os.eventfd_write(self.orders.owner_wake, 1)
-
-    def beat(self) -> None:
-        self.exchange.beat[self.orders.worker] += 1
 
     def _asked(self, group: int) -> bool:
         worker = self.orders.worker
@@ -185,6 +185,15 @@ class Worker:
                 slot.restore(state)
             self.groups[group].append(slot)
         self._find_guests()
+
+
+def counter(table: np.ndarray, place: int) -> Callable[[], None]:
+    """Counts up a number in a table. No method of the worker: environments that knew it would outlive its end."""
+
+    def count() -> None:
+        table[place] += 1
+
+    return count
 
 
 def send(connection: socket.socket, message: Any) -> None:
