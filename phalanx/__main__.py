@@ -107,13 +107,14 @@ def evaluate_command(arguments: list[str]) -> int:
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    parser.add_argument("--device", help="cpu or cuda instead of the run's device")
     options = parser.parse_args(arguments)
     import statistics
 
     from phalanx.sampling.evaluator import evaluate
 
     games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
-    config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
+    config, policy, compute, progress = load_policy(options)
     scores = evaluate(config, policy, compute, games, seed, progress)
     spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
     print(
@@ -132,6 +133,7 @@ def play(arguments: list[str]) -> int:
     parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games")
+    parser.add_argument("--device", help="cpu or cuda instead of the run's device")
     parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
     options = parser.parse_args(arguments)
     from phalanx.logs.video import write_video
@@ -140,7 +142,7 @@ def play(arguments: list[str]) -> int:
     if options.video.suffix.lower() not in (".mp4", ".gif"):
         raise UserError(f"cannot write a video to {options.video}; give a name that ends in .mp4 or .gif")
     games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
-    config, policy, compute, progress = load_policy(options.run, options.best, options.greedy)
+    config, policy, compute, progress = load_policy(options)
     pictures: list[object] = []
 
     def watch(picture: object) -> None:
@@ -156,7 +158,9 @@ def play(arguments: list[str]) -> int:
 def plan(arguments: list[str]) -> int:
     from phalanx.plan import describe
 
-    print(describe(parse_experiment("plan", arguments)))
+    experiment = parse_experiment("plan", arguments)
+    check_pieces(experiment)
+    print(describe(experiment))
     return 0
 
 
@@ -238,13 +242,19 @@ def run_directory(command: str, arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def existing_run(directory: Path) -> Path:
-    if not (directory / "config.json").is_file():
+    try:
+        found = (directory / "config.json").is_file()
+    except OSError as error:
+        raise UserError(f"cannot read {directory} ({error.strerror}); ask its owner for permission") from None
+    if not found:
         raise UserError(f"{directory} is no run directory: it has no config.json; give the one `phalanx train` named")
     return directory
 
 
-def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-untyped-def]
-    """Environment, policy, device and counters of a run's checkpoint."""
+def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """Environment, policy, device and counters of a run's checkpoint, by the options of `eval` and `play`."""
+    import dataclasses
+
     from phalanx.parameters.flat import FlatParameters
     from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
     from phalanx.runtime.device import choose_compute
@@ -252,14 +262,15 @@ def load_policy(directory: Path, best: bool, greedy: bool):  # type: ignore[no-u
     from phalanx.stored import load
     from phalanx.types import Progress
 
-    experiment = load(existing_run(directory) / "config.json").validate()
-    checkpoints = run_checkpoints(experiment, directory, warn)
-    loaded = checkpoints.load_best() if best else checkpoints.load()
-    compute = choose_compute(experiment.run)
+    experiment = load(existing_run(options.run) / "config.json").validate()
+    checkpoints = run_checkpoints(experiment, options.run, warn)
+    loaded = checkpoints.load_best() if options.best else checkpoints.load()
+    device = options.device or experiment.run.device
+    compute = choose_compute(dataclasses.replace(experiment.run, device=device), "--device cpu")
     spec = MakeEnv(experiment.env, 0)(0).spec
     model = make_network(experiment, spec).to(compute.device)
     FlatParameters(model).load(loaded.weights)
-    policy = make_evaluation_policy(experiment, model, compute, greedy)
+    policy = make_evaluation_policy(experiment, model, compute, options.greedy)
     return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
 
 
@@ -281,13 +292,16 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
         spec = env.spec
         env.close()
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
-    make_network(dataclasses.replace(experiment, model=quick), spec)
+    try:
+        make_network(dataclasses.replace(experiment, model=quick), spec)
+    except RuntimeError:
+        raise UserError("the network does not fit into memory; lower model.width or model.hidden") from None
     if isinstance(experiment.algorithm, DQNConfig):
         frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)  # refuses what fits nowhere
 
 
 def not_negative(value: int, name: str) -> int:
-    require(value >= 0, f"{name} is {value}, but must not be negative")
+    require(0 <= value < 2**63, f"{name} is {value}, but must not be negative, and less than 2^63")
     return value
 
 

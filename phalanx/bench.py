@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -21,11 +22,13 @@ import numpy as np
 
 from phalanx.config import AtariConfig, Experiment
 from phalanx.emulators import BareEmulators
-from phalanx.errors import UserError, require
+from phalanx.errors import RunError, UserError, require
 
 if TYPE_CHECKING:
+    from phalanx.replica import Replica
     from phalanx.seams import VectorEnvs
 
+LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 GAME = "breakout"  # what is measured unless told otherwise
 
 
@@ -42,7 +45,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments)
     check_lengths(options)
-    from phalanx.__main__ import parse_flags
+    from phalanx.__main__ import check_pieces, parse_flags
     from phalanx.presets import preset
     from phalanx.probe import default_preset, resolve_precision
 
@@ -50,7 +53,9 @@ def command(arguments: list[str]) -> int:
     base = preset(name)
     if isinstance(base.env, AtariConfig):
         base = dataclasses.replace(base, env=dataclasses.replace(base.env, game=options.game or GAME))
+    require(not options.game or isinstance(base.env, AtariConfig), f"--game needs an Atari preset, not {name}")
     experiment = parse_flags("phalanx bench", base, flags)
+    check_pieces(experiment.validate())
     measure = sampling if options.what == "sampling" else training
     results = measure(resolve_precision(experiment.validate()), options.seconds, options.repeats)
     show(results, options.json)
@@ -58,7 +63,8 @@ def command(arguments: list[str]) -> int:
 
 
 def check_lengths(options: argparse.Namespace) -> None:
-    require(options.seconds > 0, f"--seconds is {options.seconds:g}, but must be greater than 0")
+    right = 0 < options.seconds < math.inf
+    require(right, f"--seconds is {options.seconds:g}, but must be greater than 0, and finite")
     require(options.repeats > 0, f"--repeats is {options.repeats}, but must be greater than 0")
 
 
@@ -110,6 +116,7 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
 
     with running_replica(experiment) as replica:
         assert isinstance(replica, Replica)
+        learn_first(replica)
         warm_up_until(replica.iterate, min(3.0, seconds))
         samples, shares = [], []
         for _ in range(repeats):
@@ -126,6 +133,18 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
         **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 4) for stage in shares[0]},
         "samples": [round(sample) for sample in samples],
     }
+
+
+def learn_first(replica: Replica) -> None:
+    """Until learning has begun: a replay memory must be filled before."""
+    limit = time.monotonic() + LEARNING_LIMIT
+    while replica.progress.updates == 0:
+        replica.iterate()
+        if time.monotonic() > limit:
+            raise RunError(
+                f"{replica.experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s; lower "
+                f"--algorithm.learning-starts"
+            )
 
 
 def warm_up_until(action: Callable[[], Any], seconds: float) -> None:

@@ -8,6 +8,7 @@ Derived values are properties, so that nothing is written down twice. `validate`
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -394,6 +395,7 @@ class Experiment:
         sampler = self.sampler
         if sampler.horizon or not sampler.batch:
             return self
+        require(sampler.batch > 0, f"sampler.batch is {sampler.batch}, but must not be negative")
         require(
             sampler.environments > 0 and sampler.batch % sampler.environments == 0,
             f"a batch of {sampler.batch} steps does not divide among {sampler.environments} environments; choose a "
@@ -412,4 +414,5 @@ class Experiment:
 
 
 def nearest_divisor(value: int, wish: int) -> int:
-    return min((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - wish))
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    return min((*small, *(value // d for d in reversed(small))), key=lambda d: abs(d - wish))

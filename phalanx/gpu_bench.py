@@ -16,17 +16,16 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from phalanx.bench import check_lengths, running_replica, show, warm_up_until
+from phalanx.bench import check_lengths, learn_first, running_replica, show, warm_up_until
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
-from phalanx.errors import RunError, UserError
+from phalanx.errors import UserError
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
 SETTLING = 4.0  # seconds in which graphs are captured, and environments move to the faster cores
 ENVS_PER_WORKER = 24  # each takes a fifth of a second to make
 SILENCE = 0.1  # seconds in which workers finish what they were asked for
-LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 
 
 class Shape(NamedTuple):
@@ -130,11 +129,8 @@ def beside_emulator(
     with running_replica(experiment) as replica:
         collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
         action = replica.iterate if learn else collect
-        limit = time.monotonic() + LEARNING_LIMIT
-        while learn and replica.progress.updates == 0:
-            action()
-            if time.monotonic() > limit:
-                raise RunError(f"{experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s")
+        if learn:
+            learn_first(replica)
         warm_up_until(action, SETTLING)
         for _ in range(repeats):
             time.sleep(SILENCE)

@@ -192,13 +192,18 @@ class Session:
     def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
         """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
         last."""
-        progress = self.replica.progress
+        progress, weights = self.replica.progress, self.replica.weights()
+        if not finite(weights):
+            raise RunError(
+                f"the parameters are not finite after update {progress.updates}, so they are not saved; resume from "
+                f"the checkpoint before, with a lower optimizer.learning_rate"
+            )
         state = {
             "replica": self.replica.state(with_envs),
             "scores": self.scores.state(),
             "time_s": self.time_s,
         }
-        contents = (self.replica.weights(), state, progress.steps, self._score())
+        contents = (weights, state, progress.steps, self._score())
         self.last_checkpoint = (time.perf_counter(), progress.updates)
         saver = self.replica.experience.saver()
         if saver is not None and not last:
@@ -275,7 +280,7 @@ class Session:
             batch = f"the batch is in {path}"
         except (OSError, SafetensorError) as failure:
             batch = f"the batch could not be kept ({failure})"
-        if not all(math.isfinite(float(t.double().sum())) for t in self.replica.weights().values()):
+        if not finite(self.replica.weights()):
             with contextlib.suppress(RunError):
                 self.background.finish()  # one that is being written is an earlier one
             return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
@@ -378,6 +383,10 @@ class Session:
         if not self.writing:
             raise Interrupted
         signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
+
+
+def finite(weights: dict[str, torch.Tensor]) -> bool:
+    return all(math.isfinite(float(tensor.double().sum())) for tensor in weights.values())
 
 
 def new_directory(experiment: Experiment) -> Path:

@@ -33,7 +33,9 @@ def load(path: Path) -> Experiment:
         raise UserError(f"{path} does not exist; give the directory of a run (the one that holds config.json)")
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); ask its owner for permission") from None
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
     return _typed(Experiment, values, str(path))
 

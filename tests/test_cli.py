@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import phalanx
 from phalanx import bench
@@ -126,6 +128,17 @@ def test_the_topology_is_swapped_by_its_name(capsys):
             "8 environments do not divide among 3 workers; use --sampler.workers 2 or --sampler.environments 9",
         ),
         (["train", "dqn-catch", "--algorithm.replay-size", "100000000000"], "algorithm.replay_size"),
+        (["plan", "dqn-catch", "--algorithm.replay-size", "100000000000"], "algorithm.replay_size"),
+        (
+            ["train", "dqn-catch", "--algorithm.replay-size", "600", "--env.stack", "100"],
+            "algorithm.replay_size 600 leaves too little history",
+        ),
+        (["train", "a2c-catch", "--run.device", "mps"], "is no device phalanx knows; use cpu"),
+        (["train", "a2c-catch", "--run.seed", "99999999999999999999999"], "run.seed is"),
+        (["train", "a2c-gym", "--env.id", "a:b:c"], "cannot be made"),
+        (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
+        (["bench", "sampling", "--seconds", "inf"], "--seconds is inf, but must be greater than 0, and finite"),
+        (["bench", "training", "a2c-catch", "--game", "pong"], "--game needs an Atari preset"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(complaint, tmp_path, monkeypatch, arguments, words):
@@ -220,6 +233,28 @@ def test_eval_reports_raw_scores(capsys, runs, name, flags):
     shown = capsys.readouterr().out
     assert shown.startswith("7 games of catch: mean ")
     assert "512 steps of training" in shown
+
+
+def test_a_run_of_a_gpu_is_played_without_one(complaint, runs, tmp_path, capsys):
+    shutil.copytree(runs / "a2c-catch", tmp_path / "run")
+    config = tmp_path / "run/config.json"
+    config.write_text(config.read_text().replace('"device": "auto"', '"device": "cuda"'))
+    if not torch.cuda.is_available():
+        assert "torch sees none; use --device cpu" in complaint("eval", str(tmp_path / "run"), "--games", "2")
+    assert main(["eval", str(tmp_path / "run"), "--games", "2", "--device", "cpu"]) == 0
+    assert "2 games of catch" in capsys.readouterr().out
+
+
+def test_training_is_measured_once_it_learns(capsys):
+    flags = ["--run.precision", "float32", "--algorithm.learning-starts", "3000", "--topology", "serial"]
+    assert main(["bench", "training", "dqn-catch", "--seconds", "0.05", "--repeats", "1", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["learn_share"] > 0.1
+
+
+def test_training_that_never_begins_to_learn_is_not_measured(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "LEARNING_LIMIT", 0.1)
+    assert main(["bench", "training", "dqn-catch", "--algorithm.learning-starts", "10000", "--topology", "serial"]) == 1
+    assert "did not begin to learn within 0.1 s; lower --algorithm.learning-starts" in capsys.readouterr().err
 
 
 def test_eval_is_reproducible_and_depends_on_the_seed(capsys, runs):

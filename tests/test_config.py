@@ -160,7 +160,7 @@ def refused(experiment: Experiment) -> str:
         ({"model": ModelConfig(hidden=-1)}, "model.hidden is -1"),
         ({"algorithm": A2CConfig(discount=0.0)}, "algorithm.discount must lie in"),
         ({"algorithm": A2CConfig(discount=1.01)}, "algorithm.discount must lie in"),
-        ({"algorithm": A2CConfig(gae_lambda=1.5)}, "algorithm.gae_lambda must lie in"),
+        ({"algorithm": A2CConfig(gae_lambda=1.5)}, "algorithm.gae_lambda is .*, but must lie in"),
         (
             {"algorithm": PPOConfig(minibatches=3)},
             "does not divide into 3 minibatches; choose a divisor of 80",
@@ -187,6 +187,24 @@ def refused(experiment: Experiment) -> str:
         ({"run": RunConfig(threads=-1)}, "run.threads is -1"),
         ({"run": RunConfig(keep_checkpoints=0)}, "run.keep_checkpoints is 0"),
         ({"run": RunConfig(eval_every=5, eval_games=0)}, "run.eval_games is 0"),
+        ({"run": RunConfig(seed=2**63)}, "run.seed is .*, but must be less than 2\\^63"),
+        ({"run": RunConfig(threads=10**6)}, "run.threads is 1000000, but at most"),
+        ({"run": RunConfig(target_score=float("nan"))}, "run.target_score is nan, but must be a finite number"),
+        ({"env": AtariConfig(noop_max=10**6)}, "env.noop_max is 1000000, but must be at most"),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=float("inf"))},
+            "optimizer.learning_rate is inf, but must be a finite",
+        ),
+        ({"optimizer": OptimizerConfig(beta1=float("nan"))}, "optimizer.beta1 is nan"),
+        ({"sampler": SamplerConfig(horizon=0, batch=-5)}, "sampler.batch is -5"),
+        (
+            {"sampler": SamplerConfig(environments=16, horizon=5, batch=64)},
+            "sampler.batch is 64, but sampler.horizon 5 gives 80",
+        ),
+        ({"algorithm": DQNConfig(huber=-1.0)}, "algorithm.huber is -1"),
+        ({"algorithm": DQNConfig(intensity=float("inf"))}, "algorithm.intensity is inf"),
+        ({"algorithm": DQNConfig(epsilon_start=7.0)}, "algorithm.epsilon_start is 7.0, but must lie in"),
+        ({"algorithm": PPOConfig(clip=-1.0)}, "algorithm.clip is -1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(change, words):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Identity
 from phalanx.errors import RunError
+from phalanx.parameters.local import LocalStore
 from phalanx.replica import OverlappedReplica
 from phalanx.session import Session, locked
 from runs import descendants, nan_reward, newest
@@ -134,6 +135,22 @@ class TestNotFinite:
         assert "is not finite" in error
         assert error.count("\n") == 1
         assert (tmp_path / "run/not-finite.safetensors").exists()
+
+    @pytest.mark.parametrize("often", [True, False])
+    def test_of_parameters_is_not_saved(self, train, resume, tmp_path, capsys, monkeypatch, often):
+        """What the rule makes of a finite gradient is looked at before it is written."""
+        assert train("a2c-catch", "--topology", "serial", "--run.checkpoint-updates", 1, steps=1280) == 0
+        apply = LocalStore.apply
+
+        def spoils(self: LocalStore, gradient: Any, rate: Any) -> None:
+            apply(self, gradient, math.inf)
+
+        monkeypatch.setattr(LocalStore, "apply", spoils)
+        assert resume("--run.steps", 1290, "--run.checkpoint-updates", int(often)) == 1
+        assert "the parameters are not finite after update" in capsys.readouterr().err
+        monkeypatch.undo()
+        assert newest(tmp_path / "run").steps == 1280
+        assert resume("--run.steps", 1500) == 0
 
     def test_in_a_worker_process(self, train, tmp_path, capsys):
         """The reward crosses processes before it is found."""

@@ -35,8 +35,12 @@ def make(name: str) -> Any:
             env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
         return env
     except (errors.UnregisteredEnv, errors.DeprecatedEnv):
+        if name.startswith("ALE/"):
+            raise UserError(
+                f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster"
+            ) from None
         raise unknown("Gymnasium environment", name, gymnasium.registry) from None
-    except (errors.Error, ImportError) as error:
+    except (errors.Error, ImportError, ValueError) as error:
         raise UserError(f"the Gymnasium environment '{name}' cannot be made: {error}") from None
 
 

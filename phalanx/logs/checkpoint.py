@@ -172,6 +172,8 @@ class Checkpoints:
             save_file(_separate(weights), temporary / FILES[0])
             save_file(_separate(tensors), temporary / FILES[1])
             (temporary / FILES[2]).write_text(json.dumps(values, allow_nan=False))
+            for name in FILES[:2]:  # safetensors leaves them to the owner alone, whatever the umask says
+                (temporary / name).chmod((temporary / FILES[2]).stat().st_mode)
             if extra is not None:
                 extra(temporary)
             (temporary / "manifest.json").write_text(_manifest(temporary, steps, score))
@@ -215,7 +217,10 @@ class Checkpoints:
 
     def _candidates(self) -> list[Path]:
         """Checkpoint directories, newest first; `.old-` ones are left of a crash while one was being replaced."""
-        found = self.directory.iterdir() if self.directory.is_dir() else iter(())
+        try:
+            found = list(self.directory.iterdir()) if self.directory.is_dir() else []
+        except OSError as error:
+            raise UserError(f"cannot read {self.directory} ({error.strerror}); ask its owner for permission") from None
         named = [path for path in found if re.fullmatch(r"(\.old-)?step-\d{12,}", path.name) and path.is_dir()]
         return sorted(named, key=lambda path: (_steps(path), not path.name.startswith(".")), reverse=True)
 
@@ -243,6 +248,8 @@ class Checkpoints:
             best = max(scores, key=lambda path: scores[path])
             self._mark_best({"checkpoint": best.name, "steps": _steps(best), "score": scores[best]})
             kept.add(best)
+        else:
+            (self.directory / "best.json").unlink(missing_ok=True)
         for path in set(self._candidates()) - kept:
             # Renamed first, so that a crash leaves no half-removed checkpoint behind.
             doomed = self.directory / f".tmp-{path.name}"

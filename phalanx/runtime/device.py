@@ -51,17 +51,20 @@ class on_stream:  # noqa: N801  (used like a function)
             torch.cuda.set_stream(self.before)
 
 
-def choose_compute(run: RunConfig) -> Compute:
-    """The device and precision the run asks for; torch's threads are set to the cores the process may use."""
+def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute:
+    """The device and precision the run asks for; torch's threads are set to the cores the process may use. `instead`
+    is what helps where there is no GPU."""
     name = run.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"run.device '{name}' is no device; use cpu, cuda or cuda:0") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"run.device '{name}' is no device phalanx knows; use cpu, cuda or cuda:0")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("run.device asks for a GPU, but torch sees none; use --run.device cpu")
+        raise UserError(f"run.device asks for a GPU, but torch sees none; use {instead}")
     # beside a GPU the other cores belong to the simulators
     torch.set_num_threads(run.threads or (usable_cores() if device.type == "cpu" else 1))
     if device.type == "cpu":

@@ -200,3 +200,15 @@ def test_pictures(scripted: Any) -> None:
 def test_what_does_not_fit_is_refused(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         GymnasiumEnv(GymnasiumConfig(name), np.random.SeedSequence(0))
+
+
+def test_atari_games_have_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless something has registered them with Gymnasium."""
+    gymnasium = pytest.importorskip("gymnasium")
+
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise gymnasium.error.NamespaceNotFound("Namespace ALE not found")
+
+    monkeypatch.setattr(gymnasium, "make", fail)
+    with pytest.raises(UserError, match="'ALE/Pong-v5' is an Atari game; use a preset"):
+        GymnasiumEnv(GymnasiumConfig(id="ALE/Pong-v5"), np.random.SeedSequence(0))

@@ -303,6 +303,20 @@ class TestPruning:
         assert saved.load_best().steps == 1
         assert str(data) in reports[0]
 
+    def test_a_best_that_is_gone_is_no_longer_named(self, saved: Checkpoints, reports: list[str]) -> None:
+        write(saved, 10), write(saved, 20, 5.0)
+        (saved.directory / step_names(20)[0] / "model.safetensors").write_bytes(b"")
+        assert saved.load().steps == 10
+        write(saved, 15)
+        assert not (saved.directory / "best.json").exists()
+
+    def test_others_may_read_what_the_umask_lets_them_read(self, saved: Checkpoints) -> None:
+        write(saved, 1)
+        files = list((saved.directory / step_names(1)[0]).iterdir())
+        assert {path.stat().st_mode for path in files} == {
+            (saved.directory / step_names(1)[0] / "manifest.json").stat().st_mode
+        }
+
     def test_without_scores_the_newest_is_best(self, saved: Checkpoints) -> None:
         write(saved, 1), write(saved, 2)
         assert saved.load_best().steps == 2
