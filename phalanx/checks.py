@@ -113,8 +113,8 @@ def _sampler(experiment: Experiment) -> None:
     )
     require(
         sampler.batch in (0, sampler.rollout_steps),
-        f"sampler.batch is {sampler.batch}, but sampler.horizon {sampler.horizon} gives {sampler.rollout_steps}; with "
-        f"--sampler.horizon 0 it follows from the batch",
+        f"sampler.batch is {sampler.batch}, but sampler.horizon {sampler.horizon} gives {sampler.rollout_steps}; use "
+        f"--sampler.batch 0 to choose the horizon, or --sampler.horizon 0 to have it follow from the batch",
     )
 
 
