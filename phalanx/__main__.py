@@ -96,7 +96,8 @@ def resume(arguments: list[str]) -> int:
 
 def kept_by(saved: Experiment) -> list[str]:
     """Further values that a resumed run cannot change: they shape what its checkpoints hold."""
-    kept = ["sampler.horizon", "sampler.batch"] if getattr(saved.topology, "overlap", False) else []
+    kept = ["sampler.batch"]  # the horizon that followed from it is kept, and would win
+    kept += ["sampler.horizon"] if getattr(saved.topology, "overlap", False) else []
     return kept + (["algorithm.prioritized"] if getattr(saved.algorithm, "checkpoint_replay", False) else [])
 
 

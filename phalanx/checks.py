@@ -111,11 +111,6 @@ def _sampler(experiment: Experiment) -> None:
         f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
         f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
     )
-    require(
-        sampler.batch in (0, sampler.rollout_steps),
-        f"sampler.batch is {sampler.batch}, but sampler.horizon {sampler.horizon} gives {sampler.rollout_steps}; use "
-        f"--sampler.batch 0 to choose the horizon, or --sampler.horizon 0 to have it follow from the batch",
-    )
 
 
 def _algorithm(experiment: Experiment) -> None:

@@ -197,10 +197,6 @@ def refused(experiment: Experiment) -> str:
         ),
         ({"optimizer": OptimizerConfig(beta1=float("nan"))}, "optimizer.beta1 is nan"),
         ({"sampler": SamplerConfig(horizon=0, batch=-5)}, "sampler.batch is -5"),
-        (
-            {"sampler": SamplerConfig(environments=16, horizon=5, batch=64)},
-            "sampler.batch is 64, but sampler.horizon 5 gives 80",
-        ),
         ({"algorithm": DQNConfig(huber=-1.0)}, "algorithm.huber is -1"),
         ({"algorithm": DQNConfig(intensity=float("inf"))}, "algorithm.intensity is inf"),
         ({"algorithm": DQNConfig(epsilon_start=7.0)}, "algorithm.epsilon_start is 7.0, but must lie in"),

@@ -86,6 +86,12 @@ class TestResume:
         assert resume(*flags) == 2
         assert f"a resumed run keeps its {flags[0][2:]}" in capsys.readouterr().err
 
+    def test_keeps_its_batch(self, train, resume, capsys):
+        """The horizon that followed from it would win, and the batch would be a number that nobody reads."""
+        assert train("ppo-catch", "--sampler.horizon", 0, "--sampler.batch", 64) == 0
+        assert resume("--sampler.batch", 128) == 2
+        assert "a resumed run keeps its sampler.batch" in capsys.readouterr().err
+
     def test_with_a_saved_memory_keeps_its_kind(self, train, resume, capsys):
         assert train("dqn-catch", "--algorithm.checkpoint-replay", True) == 0
         assert resume("--algorithm.prioritized", True) == 2
