@@ -58,10 +58,11 @@ def train(arguments: list[str]) -> int:
 
     early = start_early(experiment, warn)
     try:
+        from phalanx.logs.directory import locked, new_directory, run_checkpoints
         from phalanx.probe import resolve_precision
         from phalanx.registry import topology
         from phalanx.runtime.device import choose_compute
-        from phalanx.session import Session, locked, new_directory, run_checkpoints
+        from phalanx.session import Session
 
         check_pieces(experiment, None if early is None else early.spec.seen)
         if early is not None and choose_compute(experiment.run).device.type != "cuda":
@@ -79,8 +80,9 @@ def train(arguments: list[str]) -> int:
 
 def resume(arguments: list[str]) -> int:
     directory, flags = run_directory("resume", arguments)
+    from phalanx.logs.directory import locked, run_checkpoints
     from phalanx.registry import topology
-    from phalanx.session import Session, locked, run_checkpoints
+    from phalanx.session import Session
     from phalanx.stored import difference, load
 
     saved = load(directory / "config.json")
@@ -256,10 +258,10 @@ def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint, by the options of `eval` and `play`."""
     import dataclasses
 
+    from phalanx.logs.directory import run_checkpoints
     from phalanx.parameters.flat import FlatParameters
     from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
     from phalanx.runtime.device import choose_compute
-    from phalanx.session import run_checkpoints
     from phalanx.stored import load
     from phalanx.types import Progress
 
@@ -295,8 +297,9 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
     try:
         make_network(dataclasses.replace(experiment, model=quick), spec)
-    except RuntimeError:
-        raise UserError("the network does not fit into memory; lower model.width or model.hidden") from None
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"the network cannot be made ({reason}); try a smaller model.width or model.hidden") from None
     if isinstance(experiment.algorithm, DQNConfig):
         frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)  # refuses what fits nowhere
 

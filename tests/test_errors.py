@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Identity
 from phalanx.errors import RunError
+from phalanx.logs.directory import locked
 from phalanx.parameters.local import LocalStore
 from phalanx.replica import OverlappedReplica
-from phalanx.session import Session, locked
+from phalanx.session import Session
 from runs import descendants, nan_reward, newest
 
 

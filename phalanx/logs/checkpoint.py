@@ -193,7 +193,7 @@ class Checkpoints:
 
     def load(self, device: str | torch.device = "cpu") -> Loaded:
         """The newest checkpoint that is whole; its weights on `device`, its state on the CPU."""
-        return self._first_usable(self._candidates(), device)
+        return self._first_usable(self._readable(), device)
 
     def load_best(self, device: str | torch.device = "cpu") -> Loaded:
         """The whole checkpoint with the best score; those without a score come last."""
@@ -202,7 +202,7 @@ class Checkpoints:
             found = _read_manifest(path)["score"] if _is_whole(path) else None
             return -math.inf if found is None else float(found)
 
-        return self._first_usable(sorted(self._candidates(), key=score, reverse=True), device)
+        return self._first_usable(sorted(self._readable(), key=score, reverse=True), device)
 
     def _first_usable(self, candidates: list[Path], device: str | torch.device) -> Loaded:
         for path in candidates:
@@ -215,12 +215,16 @@ class Checkpoints:
             raise UserError(f"none of the checkpoints in {self.directory} can be used; start the run anew")
         raise UserError(f"{self.directory} holds no checkpoint; give the directory of a run that wrote one")
 
-    def _candidates(self) -> list[Path]:
-        """Checkpoint directories, newest first; `.old-` ones are left of a crash while one was being replaced."""
+    def _readable(self) -> list[Path]:
+        """The candidates, for one who only reads."""
         try:
-            found = list(self.directory.iterdir()) if self.directory.is_dir() else []
+            return self._candidates()
         except OSError as error:
             raise UserError(f"cannot read {self.directory} ({error.strerror}); ask its owner for permission") from None
+
+    def _candidates(self) -> list[Path]:
+        """Checkpoint directories, newest first; `.old-` ones are left of a crash while one was being replaced."""
+        found = self.directory.iterdir() if self.directory.is_dir() else iter(())
         named = [path for path in found if re.fullmatch(r"(\.old-)?step-\d{12,}", path.name) and path.is_dir()]
         return sorted(named, key=lambda path: (_steps(path), not path.name.startswith(".")), reverse=True)
 

@@ -57,11 +57,12 @@ def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute
     name = run.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    known = name.partition(":")[0] in ("cpu", "cuda")
     try:
-        device = torch.device(name)
+        device = torch.device(name if known else "cpu")
     except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+        known = False
+    if not known:
         raise UserError(f"run.device '{name}' is no device phalanx knows; use cpu, cuda or cuda:0")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"run.device asks for a GPU, but torch sees none; use {instead}")

@@ -53,7 +53,7 @@ class Watchdog:
     def __exit__(self, *exception: object) -> None:
         signal.set_wakeup_fd(self.wakeup_before)
         self.writer.shutdown(socket.SHUT_RDWR)  # a child may hold it too
-        self.thread.join()
+        self.thread.join(FAREWELL)
         self.writer.close()
         self.reader.close()
 
