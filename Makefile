@@ -11,7 +11,7 @@ TARGET := $(if $(filter pong,$(GAME)),,--run.target-score None)
 setup: .venv/.ready
 setup-bench: .venv/.ready-bench
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt setup.py phalanx/envs/frames.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
@@ -40,4 +40,4 @@ bench: setup-bench
 	$(BIN)/python benchmarks/peers.py
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build *.egg-info phalanx/envs/*.so .pytest_cache .mypy_cache .ruff_cache

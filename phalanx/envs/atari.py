@@ -124,7 +124,7 @@ def _checked_palette(ale: ALEInterface, game: str) -> Palette:
     return colors
 
 
-def _make_screen(config: AtariConfig, rows: int, colors: Palette) -> HalfScreen | AreaScreen:
+def _make_screen(config: AtariConfig, rows: int) -> HalfScreen | AreaScreen:
     depth = 2 if config.max_pool else 1
     if config.frame == "84x84":
         return AreaScreen(rows, depth, rgb=config.color == "rgb")
@@ -132,7 +132,7 @@ def _make_screen(config: AtariConfig, rows: int, colors: Palette) -> HalfScreen 
         raise UserError(f"env.frame 104x80 needs a screen of 210 rows, but {config.game} has {rows}; use 84x84")
     if config.color == "rgb":
         raise UserError("env.color rgb needs env.frame 84x84")
-    return HalfScreen(colors, depth)
+    return HalfScreen(depth)
 
 
 class AtariEnv:
@@ -151,7 +151,7 @@ class AtariEnv:
         self._pool = start_states(config.game)
         self._ale = emulator(config.game)
         rows, depth = self._ale.getScreenDims()[0], 2 if config.max_pool else 1
-        ready = _make_screen(config, rows, self._pool.palette)
+        ready = _make_screen(config, rows)
         self._screen = RawScreen(rows, depth, config.frame == "104x80") if raw else ready
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
         minimal = self._ale.getMinimalActionSet()

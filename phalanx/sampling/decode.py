@@ -1,4 +1,4 @@
-"""Raw emulator screens to frames, on the device, for a whole group at once: bit for bit what `envs/screen.py` does.
+"""Raw emulator screens to frames, on the device, for a whole group at once: bit for bit what `envs/frames.py` does.
 
 Workers that feed a GPU only emulate: they publish the last two screens as palette indices. The grey table, the
 maximum of both and the crop or area resize happen here.
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from phalanx.config import AtariConfig
-from phalanx.envs.screen import AreaResize, palette
+from phalanx.envs.frames import area_resize
+from phalanx.envs.screen import palette
 
 
 class ScreenDecoder:
@@ -20,7 +21,7 @@ class ScreenDecoder:
         self.half = config.frame == "104x80"
         rows = 210 if self.half else rows
         self.grey = torch.from_numpy(palette(rows).grey.copy()).to(device)
-        resize = AreaResize(rows)
+        resize = area_resize(rows)
         self.blocks, self.scale = resize.blocks, float(resize.scale)
         self.row_weights = torch.from_numpy(resize.row_weights.copy()).to(device)  # [out, in] of one block
         self.column_weights = torch.from_numpy(resize.column_weights.copy()).to(device)  # [in, out] of one block

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from phalanx.envs import Env
-from phalanx.envs.screen import finish_frames
 from phalanx.types import EnvSpec, EnvStep
 
 EnvFactory = Callable[[int, int], Env]
@@ -55,7 +54,6 @@ class Slot:
         done = terminated or truncated
         if done:
             if truncated:
-                finish_frames()  # this one may have been put off
                 self.step.last_observation[self.index] = self.frame
             if self.rules.resets == "swap":
                 self.reset()

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from phalanx.envs import Env
-from phalanx.envs.screen import frames_together
 from phalanx.sampling.exchange import Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
 
@@ -104,12 +103,11 @@ class Worker:
     def serve_group(self, group: int) -> None:
         exchange = self.exchange
         actions = exchange.action.tolist()
-        with frames_together():
-            for slot in self.groups[group]:
-                slot.advance(actions[slot.index])
-                self.beat()
-                if self.guest and group not in self.guest:
-                    self.serve_guests()
+        for slot in self.groups[group]:
+            slot.advance(actions[slot.index])
+            self.beat()
+            if self.guest and group not in self.guest:
+                self.serve_guests()
         exchange.done[self.orders.worker, group] += 1
         # the last one wakes the owner; should two miss each other, the owner looks again by itself
         if (exchange.done[:, group] == exchange.request[:, group]).all():

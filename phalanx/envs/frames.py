@@ -1,0 +1,85 @@
+"""The arithmetic between screens of palette indices and frames, in numpy; `frames.c` has the same three functions.
+
+Everything is exact in whole numbers, so that every implementation (this one, the compiled one, the GPU's in
+`sampling/decode.py`) gives the same bits: a pixel of an area frame is rint(sum / scale) with whole-number weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from types import ModuleType
+
+import numpy as np
+
+WIDTH = 160
+
+
+def compiled() -> ModuleType | None:
+    """`frames.c`, if there was a compiler when phalanx was installed: much faster than what is here."""
+    try:
+        return importlib.import_module("phalanx.envs._frames")
+    except ImportError:
+        return None
+
+
+def halve(screens: np.ndarray, halves: np.ndarray) -> None:
+    """Rows 1, 3 .. 207 and even columns of each screen [depth, 210, 160], still as palette indices."""
+    # The low byte of a pair of pixels is its even column: much faster than a strided copy.
+    halves[...] = screens.view("<u2")[:, 1:209:2]
+
+
+def half_frame(first: np.ndarray, last: np.ndarray, table: bytes, frame: np.ndarray) -> None:
+    """Halved, through a table of colours, the maximum of both screens -> [1, 104, 80]."""
+    halves = np.empty((2, 104, 80), np.uint8)
+    halve(np.stack([first, last]), halves)
+    frame[0] = _colored(halves, table).max(0)
+
+
+def area_frame(first: np.ndarray, last: np.ndarray, tables: bytes, frame: np.ndarray) -> None:
+    """The maximum of both screens [rows, 160], averaged over areas, by table of 256 colours -> [channels, 84, 84]."""
+    resize, screens = area_resize(len(first)), np.stack([first, last])
+    for channel in range(len(frame)):
+        colors = _colored(screens, tables[256 * channel : 256 * (channel + 1)])
+        frame[channel] = resize(colors.max(0))
+
+
+def _colored(screens: np.ndarray, table: bytes) -> np.ndarray:
+    return np.frombuffer(screens.tobytes().translate(table), np.uint8).reshape(screens.shape)
+
+
+def overlaps(size: int, target: int) -> tuple[int, np.ndarray]:
+    """Area resize of `size` pixels to `target`: equal blocks, and in each the overlaps [out, in] in whole units."""
+    blocks = math.gcd(size, target)
+    ins, outs = np.arange(size // blocks), np.arange(target // blocks)[:, None]
+    first = np.maximum(ins * len(outs), outs * len(ins))
+    last = np.minimum((ins + 1) * len(outs), (outs + 1) * len(ins))
+    return blocks, np.maximum(last - first, 0).astype(np.float32)
+
+
+class AreaResize:
+    """Area average of a [rows, 160] screen to 84x84; each pixel is rint(sum / scale), ties to even.
+
+    A sum has whole-number weights and stays below 2^24, hence is exact in float32 in any order of summation.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.blocks, self.row_weights = overlaps(rows, 84)  # [out, in] of one block of rows
+        column_weights = overlaps(WIDTH, 84)[1]
+        self.column_weights = np.ascontiguousarray(column_weights.T)  # [40, 21]
+        self.scale = np.float32(rows // self.blocks * len(self.column_weights))
+
+    def sums(self, image: np.ndarray) -> np.ndarray:
+        """[rows, 160] -> [84, 84] weighted sums."""
+        rows: np.ndarray = np.matmul(self.row_weights, image.astype(np.float32).reshape(self.blocks, -1, WIDTH))
+        sums: np.ndarray = np.matmul(rows.reshape(-1, len(self.column_weights)), self.column_weights)
+        return sums.reshape(84, 84)
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        return np.rint(self.sums(image) / self.scale).astype(np.uint8)
+
+
+@functools.cache
+def area_resize(rows: int) -> AreaResize:
+    return AreaResize(rows)
