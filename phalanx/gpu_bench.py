@@ -102,7 +102,7 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
         environments=workers * ENVS_PER_WORKER,
         horizon=shape.horizon,
         groups=2,
-        squads=4,
+        squads=4 if shape.busy else cores,
         workers=workers,
         pin=shape.busy,
         balance=SamplerConfig.balance if shape.busy else 0.0,

@@ -150,18 +150,23 @@ class AtariEnv:
         self._rng = np.random.default_rng(seed)
         self._pool = start_states(config.game)
         self._ale = emulator(config.game)
+        self._act, self._get_screen = self._ale.act, self._ale.getScreen  # looked up once: they are called all the time
+        self._game_over, self._get_lives = self._ale.game_over, self._ale.lives
         rows, depth = self._ale.getScreenDims()[0], 2 if config.max_pool else 1
         ready = _make_screen(config, rows)
         self._screen = RawScreen(rows, depth, config.frame == "104x80") if raw else ready
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
+        self._write = self._screen.write
         minimal = self._ale.getMinimalActionSet()
         self._actions = self._ale.getLegalActionSet() if config.full_actions else minimal
         start = [Action.NOOP, *(known for known in (Action.FIRE, Action.UP) if known in minimal)]
         self._presses = start if config.fire_on_reset and Action.FIRE in minimal else []
-        self._watch_lives = config.episodic_life or bool(self._presses)
         self._skip_min, self._skip, self._max_steps = config.skip_min, config.skip, config.max_steps
         self._episodic, self._sticky = config.episodic_life, config.sticky
+        watch_lives = config.episodic_life or bool(self._presses)
+        self._plain = not (watch_lives or config.sticky or config.skip_min < config.skip)
         self._shape_reward = REWARDS[config.reward]
+        self._quiet = Outcome(self._shape_reward(0.0), math.nan, False, False)  # as most steps
         self._given = None if starts is None else self._given_starts(starts)
         if self._given is None:
             self._pool.fill(config.noop_max)
@@ -181,26 +186,27 @@ class AtariEnv:
             assert self._kept is not None
             np.copyto(self._screen.screens, self._kept)
             self._score += self._press_start()
-        if not self._goes_on or self._ale.game_over():
+        if not self._goes_on or self._game_over():
             self._begin_game()
         self._goes_on, self._kept = False, None
         self._screen.write(frame)
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         """Hold the action for some frames and write what is to be seen."""
-        skip, episodic = self._skip, self._episodic
-        if self._skip_min < skip:
-            skip = int(self._rng.integers(self._skip_min, skip + 1))
-        reward, life_lost = self._hold(self._actions[action], skip)
-        over = self._ale.game_over()
-        if life_lost and not episodic:
+        hold = self._hold_plainly if self._plain else self._hold_attentively
+        reward, life_lost = hold(self._actions[action])
+        over = self._game_over()
+        if life_lost and not self._episodic:
             reward += self._press_start()
-            over = self._ale.game_over()
-        self._screen.write(frame)
-        self._score += reward
+            over = self._game_over()
+        self._write(frame)
         self._steps += 1
-        ended = over or self._steps == self._max_steps
-        terminated = over or (life_lost and episodic)
+        late = self._steps == self._max_steps
+        if not (reward or over or late or life_lost):
+            return self._quiet
+        self._score += reward
+        ended = over or late
+        terminated = over or (life_lost and self._episodic)
         if terminated and not ended:
             self._goes_on, self._kept = True, self._screen.screens.copy()
         score = float(self._score) if ended else math.nan
@@ -239,44 +245,46 @@ class AtariEnv:
     def close(self) -> None:
         """Nothing to give back: the emulator goes with the object."""
 
-    def _hold(self, action: Action, frames: int) -> tuple[int, bool]:
-        """Act for so many frames: the raw reward, and whether a life was lost. What is to be seen are the last two
-        frames. A game that is over stands still, so that its end need not be looked for."""
-        actions = self._stick(action, frames) if self._sticky else (action,) * frames
-        self._shown = None
-        if self._watch_lives:
-            return self._hold_watching(actions)
-        ale, reward = self._ale, 0
-        act = ale.act
-        for held in actions[:-2]:
-            reward += act(held)
-        for held, buffer in zip(actions[-2:], self._buffers, strict=False):
-            reward += act(held)
-            ale.getScreen(buffer)
-        if frames == 1:
-            np.copyto(self._buffers[1], self._buffers[0])
-        self._last_action = actions[-1]
+    def _hold_plainly(self, action: Action) -> tuple[int, bool]:
+        """Act for all frames of a step: the raw reward, and that no life was looked for. What is to be seen are the
+        last two frames. A game that is over stands still, so that its end need not be looked for."""
+        act, (first, last) = self._act, self._buffers
+        self._shown, self._last_action = None, action
+        reward = 0
+        for _ in range(self._skip - 2):
+            reward += act(action)
+        if self._skip > 1:
+            reward += act(action)
+            self._get_screen(first)
+        reward += act(action)
+        self._get_screen(last)
+        if self._skip == 1:
+            np.copyto(first, last)
         return reward, False
 
-    def _hold_watching(self, actions: Sequence[Action]) -> tuple[int, bool]:
-        """The same with an eye on the lives: an episode may end with one. Then the last frame alone is to be seen."""
-        ale, buffers, episodic = self._ale, self._buffers, self._episodic
-        act, get_lives = ale.act, ale.lives
-        reward, index, life_lost, shown = 0, 0, False, len(actions) - 2
+    def _hold_attentively(self, action: Action) -> tuple[int, bool]:
+        """The same where the number of frames varies, actions stick, or a lost life ends an episode: then the last
+        frame alone is to be seen."""
+        frames = self._skip
+        if self._skip_min < frames:
+            frames = int(self._rng.integers(self._skip_min, frames + 1))
+        actions = self._stick(action, frames) if self._sticky else (action,) * frames
+        act, get_lives, buffers = self._act, self._get_lives, self._buffers
+        reward, index, life_lost, before, shown = 0, 0, False, self._lives, frames - 2
         for index, held in enumerate(actions):
             reward += act(held)
             if index >= shown:
-                ale.getScreen(buffers[index & 1])
-            if (lives := get_lives()) != self._lives:
-                life_lost = life_lost or 0 < lives < self._lives
-                self._lives = lives
-                if life_lost and episodic:
+                self._get_screen(buffers[index & 1])
+            if (lives := get_lives()) != before:
+                life_lost = life_lost or 0 < lives < before
+                before = lives
+                if life_lost and self._episodic:
                     break
         if index < shown:
-            ale.getScreen(buffers[index & 1])
+            self._get_screen(buffers[index & 1])
         if index <= max(shown, 0):  # the other buffer holds a frame of an earlier step
             np.copyto(buffers[~index & 1], buffers[index & 1])
-        self._last_action = actions[index]
+        self._shown, self._lives, self._last_action = None, before, actions[index]
         return reward, life_lost
 
     def _stick(self, action: Action, frames: int) -> list[Action]:
@@ -297,22 +305,22 @@ class AtariEnv:
             for buffer in self._buffers:
                 np.copyto(buffer, start.screen)
             self._score = self._steps = 0
-            self._lives = self._ale.lives()
+            self._lives = self._get_lives()
             self._last_action = Action.NOOP
             self._score = self._press_start()
-            over = self._ale.game_over()
+            over = self._game_over()
 
     def _press_start(self) -> int:
         """NOOP, FIRE and UP for a frame each, where wanted and known to the game (as accel_rl does); the raw reward."""
-        ale, reward = self._ale, 0
+        reward = 0
         for action in self._presses:
-            if not ale.game_over():
-                reward += ale.act(action)
+            if not self._game_over():
+                reward += self._act(action)
                 self._last_action, self._shown = action, None
         if self._presses:
-            self._lives = ale.lives()
+            self._lives = self._get_lives()
             for buffer in self._buffers:
-                ale.getScreen(buffer)
+                self._get_screen(buffer)
         return reward
 
     def _draw_start(self) -> tuple[int, int]:

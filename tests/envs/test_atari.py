@@ -56,8 +56,9 @@ class Recorder:
 
 
 def record(env: AtariEnv) -> list[Action]:
-    env._ale = Recorder(env._ale)
-    return env._ale.actions
+    recorder = Recorder(env._ale)
+    env._ale, env._act = recorder, recorder.act
+    return recorder.actions
 
 
 # Starts
@@ -186,7 +187,7 @@ def test_a_life_is_lost_only_while_one_is_left(lives: list[int], lost: bool) -> 
     record(env)
     frame = frame_of(env)
     script = iter([3, *lives, *lives])
-    env._ale.lives = lambda: next(script)
+    env._get_lives = lambda: next(script)
     env.reset(frame)
     outcome = env.step(0, frame)
     assert outcome.terminated == lost and math.isnan(outcome.score)
