@@ -24,7 +24,7 @@ WINDOW = 1.5  # seconds
 SETTLING = 0.3  # seconds at a window's start: what the last window left undone, and steps that are ready already
 WARM_UP = 2.0
 PATIENCE = 120  # seconds for an answer; then the alarm ends this process, and its children at the end of their input
-ENVIRONMENTS = 96  # of phalanx
+ENVIRONMENTS = 128  # of phalanx
 PLAN: list[tuple[str, str, dict[str, Any]]] = [  # name, function, settings
     ("emulator", "emulator", {}),
     ("phalanx 84x84", "phalanx", {"frame": "84x84", "envs": ENVIRONMENTS}),
@@ -70,12 +70,12 @@ def on_demand(step: Callable[[int], Any], warmup: float, seconds: float, size: f
 
 
 def phalanx(game: str, frame: str, envs: int, warmup: float, seconds: float) -> None:
-    """Env workers of phalanx, two groups for each."""
+    """Env workers of phalanx, one group for each: without a network nothing is to be hidden behind another."""
     from ourselves import sampling_experiment
     from phalanx.bench import random_steps
     from phalanx.sampling.placement import start_workers
 
-    workers = start_workers(sampling_experiment(game, frame, envs, groups=2), "cpu", print)
+    workers = start_workers(sampling_experiment(game, frame, envs, groups=1), "cpu", print)
     try:
         on_demand(random_steps(workers), warmup, seconds, envs / len(workers.groups))
     finally:

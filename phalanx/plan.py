@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import DQNConfig, Experiment, PPOConfig, SynchronousConfig
+from phalanx.config import AtariConfig, DQNConfig, Experiment, PPOConfig, SynchronousConfig
+from phalanx.envs.frames import compiled
 from phalanx.presets import PRESETS
 from phalanx.probe import resolve_precision
 from phalanx.registry import MakeEnv, make_network
@@ -43,7 +44,14 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
         ("processes", placement.describe()),
+        *([("frames", _frames())] if isinstance(experiment.env, AtariConfig) else []),
     ]
+
+
+def _frames() -> str:
+    if compiled():
+        return "made by compiled code"
+    return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for a faster way"
 
 
 def _batches(experiment: Experiment) -> list[tuple[str, str]]:

@@ -90,6 +90,15 @@ def test_plan_shows_what_would_run_and_what_was_changed(capsys, tmp_path, monkey
     assert not list(tmp_path.iterdir())  # nothing was run
 
 
+@pytest.mark.parametrize("compiler", [True, False])
+def test_plan_says_how_frames_are_made(compiler, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.plan.compiled", lambda: object() if compiler else None)
+    assert main(["plan", "a2c"]) == 0
+    assert ("made by compiled code" if compiler else "made by numpy") in capsys.readouterr().out
+    assert main(["plan", "a2c-catch"]) == 0
+    assert "frames  " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith(("-catch", "-gym")) or name == "dqn"])
 def test_plan_of_an_unchanged_preset(name, capsys):
     assert main(["plan", name]) == 0

@@ -11,8 +11,9 @@ import pytest
 from ale_py import Action, ALEInterface, ALEState
 
 from phalanx.config import AtariConfig
+from phalanx.envs import frames as plain
 from phalanx.envs.atari import AtariEnv, emulator
-from phalanx.envs.frames import AreaResize
+from phalanx.envs.frames import AreaResize, compiled
 from phalanx.envs.screen import palette
 from phalanx.errors import UserError
 
@@ -131,6 +132,29 @@ def test_rgb_frame_is_the_resized_screen() -> None:
         env.step(action, frame)
         for channel in range(3):
             assert np.array_equal(frame[channel], resize(env.render()[:, :, channel]))
+
+
+@pytest.mark.skipif(not compiled(), reason="there was no C compiler")
+@pytest.mark.parametrize(
+    "fields", [{}, {"frame": "104x80"}, {"color": "rgb", "max_pool": False}, {"raw": True}, {"raw": True, "frame": "104x80"}]
+)
+def test_games_look_alike_with_and_without_compiled_code(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play() -> list[np.ndarray]:
+        env = AtariEnv(AtariConfig(game="seaquest", **settings), np.random.SeedSequence(3), raw=raw)
+        frame, frames = frame_of(env), []
+        env.reset(frame)
+        for step in range(60):
+            env.step(step * 7 % env.spec.actions, frame)
+            frames.append(frame.copy())
+        return frames
+
+    settings = dict(fields)
+    raw = settings.pop("raw", False)
+    ours = play()
+    monkeypatch.setattr("phalanx.envs.screen.FRAMES", plain)
+    assert np.array_equal(ours, play())
 
 
 def test_tall_screens_give_84x84_and_refuse_104x80() -> None:
