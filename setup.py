@@ -7,7 +7,7 @@ setup(
         Extension(
             "phalanx.envs._frames",
             ["phalanx/envs/frames.c"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=["-O3", "-fno-fast-math"],  # exact, whatever CFLAGS say
             optional=True,
         )
     ]

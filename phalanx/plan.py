@@ -13,7 +13,7 @@ from phalanx.replay.storage import storage_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
-from phalanx.sampling.placement import place
+from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.stored import difference
 from phalanx.types import EnvSpec
 
@@ -44,11 +44,13 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
         ("processes", placement.describe()),
-        *([("frames", _frames())] if isinstance(experiment.env, AtariConfig) else []),
+        *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
 
 
-def _frames() -> str:
+def _frames(experiment: Experiment, device: str) -> str:
+    if sends_raw_screens(experiment, device):
+        return "made on the device"
     if compiled():
         return "made by compiled code"
     return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for a faster way"

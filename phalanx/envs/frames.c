@@ -93,7 +93,7 @@ static void average(const uint16_t *sums, float scale, uint8_t *frame) {
 static void make_area_frame(
     const uint8_t *first, const uint8_t *last, int rows, const uint8_t *table, uint8_t *frame
 ) {
-    static uint8_t pixels[MOST_ROWS][WIDTH]; /* safe: the interpreter's lock is held */
+    uint8_t pixels[MOST_ROWS][WIDTH];
     int unit = greatest_common_divisor(rows, AREA), shaded = 0, differs = 0;
     float scale = (float)(rows / unit * COLUMN_OUT);
     for (int out = 0; out < AREA; out++, frame += AREA) {
@@ -156,7 +156,7 @@ static PyObject *finish(Buffers *buffers, int fits) {
     Py_RETURN_NONE;
 }
 
-static PyObject *halve(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *halve(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
     Buffers buffers;
     if (!take(&buffers, arguments, given, 2))
         return NULL;
@@ -174,7 +174,7 @@ static PyObject *halve(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     return finish(&buffers, fits);
 }
 
-static PyObject *half_frame(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *half_frame(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
     Buffers buffers;
     if (!take(&buffers, arguments, given, 4))
         return NULL;
@@ -186,7 +186,7 @@ static PyObject *half_frame(PyObject *module, PyObject *const *arguments, Py_ssi
     return finish(&buffers, fits);
 }
 
-static PyObject *area_frame(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+static PyObject *area_frame(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
     Buffers buffers;
     if (!take(&buffers, arguments, given, 4))
         return NULL;

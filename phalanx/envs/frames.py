@@ -33,20 +33,21 @@ def halve(screens: np.ndarray, halves: np.ndarray) -> None:
 def half_frame(first: np.ndarray, last: np.ndarray, table: bytes, frame: np.ndarray) -> None:
     """Halved, through a table of colours, the maximum of both screens -> [1, 104, 80]."""
     halves = np.empty((2, 104, 80), np.uint8)
-    halve(np.stack([first, last]), halves)
-    frame[0] = _colored(halves, table).max(0)
+    for screen, half in zip((first, last), halves, strict=True):
+        halve(screen[None], half[None])
+    np.maximum(_colored(halves[0], table), _colored(halves[1], table), out=frame[0])
 
 
 def area_frame(first: np.ndarray, last: np.ndarray, tables: bytes, frame: np.ndarray) -> None:
     """The maximum of both screens [rows, 160], averaged over areas, by table of 256 colours -> [channels, 84, 84]."""
-    resize, screens = area_resize(len(first)), np.stack([first, last])
+    resize = area_resize(len(first))
     for channel in range(len(frame)):
-        colors = _colored(screens, tables[256 * channel : 256 * (channel + 1)])
-        frame[channel] = resize(colors.max(0))
+        table = tables[256 * channel : 256 * (channel + 1)]
+        frame[channel] = resize(np.maximum(_colored(first, table), _colored(last, table)))
 
 
-def _colored(screens: np.ndarray, table: bytes) -> np.ndarray:
-    return np.frombuffer(screens.tobytes().translate(table), np.uint8).reshape(screens.shape)
+def _colored(screen: np.ndarray, table: bytes) -> np.ndarray:
+    return np.frombuffer(screen.tobytes().translate(table), np.uint8).reshape(screen.shape)
 
 
 def overlaps(size: int, target: int) -> tuple[int, np.ndarray]:

@@ -79,17 +79,9 @@ def place(experiment: Experiment, device: str) -> Placement:
 
 def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
     """The environments of an experiment in their worker processes."""
-    placement, sampler, env = place(experiment, device), experiment.sampler, experiment.env
-    topology = experiment.topology
-    raw = (
-        device == "cuda"
-        and isinstance(topology, SynchronousConfig)
-        and topology.raw_screens
-        and isinstance(env, AtariConfig)
-        and env.color == "gray"
-    )
+    placement, sampler = place(experiment, device), experiment.sampler
     return ProcessEnvs(
-        MakeEnv(env, experiment.run.seed, raw),
+        MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, device)),
         placement.workers,
         placement.envs_per_worker,
         sampler.groups,
@@ -101,6 +93,13 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         balance=placement.balance,
         report=report,
     )
+
+
+def sends_raw_screens(experiment: Experiment, device: str) -> bool:
+    """Do workers leave it to the device to make frames of the emulator's screens?"""
+    topology, env = experiment.topology, experiment.env
+    atari = isinstance(env, AtariConfig) and env.color == "gray"
+    return device == "cuda" and isinstance(topology, SynchronousConfig) and topology.raw_screens and atari
 
 
 def start_early(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:

@@ -188,7 +188,7 @@ class Worker:
 def counter(table: np.ndarray, place: int) -> Callable[[], None]:
     """Counts up a number in a table. No method of the worker: environments that knew it would outlive its end."""
 
-    numbers = memoryview(table)  # much faster than numpy for one of them
+    numbers = table.data  # a memoryview: much faster than numpy for one of them
 
     def count() -> None:
         numbers[place] += 1

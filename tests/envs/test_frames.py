@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import shutil
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -21,6 +25,19 @@ IMPLEMENTATIONS = [
     ),
 ]
 TABLE = np.random.default_rng(7).permutation(256).astype(np.uint8)
+
+
+def test_there_is_compiled_code_where_there_is_a_compiler() -> None:
+    """Otherwise nobody would notice that it does not compile."""
+    try:
+        importlib.metadata.distribution("phalanx")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("phalanx is not installed")
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not shutil.which(compiler) or not headers.exists():
+        pytest.skip("there is no C compiler, or Python's headers are missing")
+    assert compiled()
 
 
 def screens_of(rows: int, seed: int, colors: int = 256) -> np.ndarray:

@@ -136,7 +136,8 @@ def test_rgb_frame_is_the_resized_screen() -> None:
 
 @pytest.mark.skipif(not compiled(), reason="there was no C compiler")
 @pytest.mark.parametrize(
-    "fields", [{}, {"frame": "104x80"}, {"color": "rgb", "max_pool": False}, {"raw": True}, {"raw": True, "frame": "104x80"}]
+    "fields",
+    [{}, {"frame": "104x80"}, {"color": "rgb", "max_pool": False}, {"raw": True}, {"raw": True, "frame": "104x80"}],
 )
 def test_games_look_alike_with_and_without_compiled_code(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
