@@ -54,6 +54,7 @@ class Worker:
         self.orders = orders
         self.control = control
         self.exchange = Exchange(orders.layout, orders.memory)
+        self.actions = self.exchange.action.data  # a memoryview: gives single numbers faster than numpy
         self.beat = counter(self.exchange.beat, orders.worker)
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
@@ -101,8 +102,7 @@ class Worker:
         return bool(asked)
 
     def serve_group(self, group: int) -> None:
-        exchange = self.exchange
-        actions = exchange.action.tolist()
+        exchange, actions = self.exchange, self.actions
         for slot in self.groups[group]:
             slot.advance(actions[slot.index])
             self.beat()
@@ -188,7 +188,7 @@ class Worker:
 def counter(table: np.ndarray, place: int) -> Callable[[], None]:
     """Counts up a number in a table. No method of the worker: environments that knew it would outlive its end."""
 
-    numbers = table.data  # a memoryview: much faster than numpy for one of them
+    numbers = table.data
 
     def count() -> None:
         numbers[place] += 1
