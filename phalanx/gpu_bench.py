@@ -55,8 +55,8 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
+    parser.add_argument("--seconds", type=float, default=1.2, help="length of each measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
     check_lengths(options)
