@@ -29,8 +29,8 @@ SILENCE = 0.1  # seconds in which workers finish what they were asked for
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about. Beside a busy
-    learner workers have a core each, and leave one to it."""
+    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about, and many
+    squads, so that few wait for each other. Beside a busy learner workers have a core each, and leave one to it."""
 
     preset: str
     horizon: int
