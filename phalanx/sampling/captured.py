@@ -84,7 +84,7 @@ class CapturedCollector(Collector):
 
     def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
-        self.envs.send(group, self.envs.exchange.action[self.envs.groups[group]])
+        self.envs.request(group)  # the device has written the actions
         self.timing.add("env", time.perf_counter() - started)
 
     def _bootstrap(self, group: int) -> None:

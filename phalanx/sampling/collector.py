@@ -260,9 +260,9 @@ class Collector:
         """Take the step a group has finished and write it."""
         step = self._recv(group)
         self._write(group, t, step)
-        if step.truncated.any():
+        if 1 in step.truncated.tobytes():  # `any` takes ten times as long
             self._truncated(group, t, step)
-        if step.first.any():
+        if 1 in step.first.tobytes():
             self._lane_of(group).ended.append((t, group, step.score[~np.isnan(step.score)].tolist()))
 
     def _recv(self, group: int) -> EnvStep:

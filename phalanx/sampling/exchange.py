@@ -3,12 +3,13 @@
 One anonymous mapping holds everything: the step buffer, the actions, two tables of counters, and what workers tell of
 themselves,
 
-    request[worker, group]   how many steps the owner has asked for
-    done[worker, group]      how many of them the worker has finished; of those without rows the owner counts it up
+    request[group, worker]   how many steps the owner has asked for
+    done[group, worker]      how many of them the worker has finished
     busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
     beat[worker]             steps of single environments it has taken, to tell a slow one from one that hangs
 
-The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm.
+The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm. They are
+memoryviews: whoever wakes up finds its caches cold, and numpy would be most of what it has to load.
 The mapping has no name: when the last process that holds it is gone, so is the memory.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 from phalanx.sampling.serial import allocate_step
 from phalanx.types import EnvSpec
 
+WAKE = select.EPOLLIN | select.EPOLLET  # of an event descriptor: each writing wakes once, and nobody has to read it
 ALIGNMENT = 64  # a cache line, so that workers do not fight over one
 
 
@@ -51,6 +54,13 @@ class Exchange:
         self.memory = mmap.mmap(self.descriptor, size)
         self.memory_array = np.frombuffer(self.memory, np.uint8)
         self._place(lambda shape, dtype: np.ndarray(shape, dtype, self.memory, self.offset))
+        self.request, self.done = self.requests.data, self.dones.data
+        self._rows = [(requests.data, dones.data) for requests, dones in zip(self.requests, self.dones, strict=True)]
+
+    def finished(self, group: int) -> bool:
+        """Has every worker finished its rows of the group?"""
+        requests, dones = self._rows[group]
+        return requests == dones
 
     def _place(self, view: Any) -> None:
         self.offset = 0
@@ -64,11 +74,9 @@ class Exchange:
         layout = self.layout
         self.step = allocate_step(layout.spec, layout.environments, take)
         self.action = take((layout.environments,), np.int32)
-        # whole cache lines per worker and table
-        columns = -(-layout.groups // 8) * 8
-        self.request = take((layout.workers, columns), np.int64)[:, : layout.groups]
-        self.done = take((layout.workers, columns), np.int64)[:, : layout.groups]
-        own = take((layout.workers, 8), np.float64)
+        counters = layout.groups, layout.workers
+        self.requests, self.dones = take(counters, np.int64), take(counters, np.int64)
+        own = take((layout.workers, ALIGNMENT // 8), np.float64)
         self.busy, self.beat = own[:, 0], own[:, 1]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.sampling.balance import Speeds, moves
-from phalanx.sampling.exchange import Exchange, Layout
+from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
 from phalanx.sampling.worker import Orders, receive, send
 from phalanx.types import EnvStep
@@ -165,7 +165,8 @@ class ProcessEnvs:
         self.started = False
         self.closed = False
         self.workers: list[WorkerHandle] = []
-        self.poll = select.poll()
+        self.epoll = select.epoll()  # what the owner wakes for: a finished group, and every worker's death
+        self.epoll.register(self.owner_wake, WAKE)
         self._find_members()
         try:
             self._start_all()
@@ -177,30 +178,25 @@ class ProcessEnvs:
         """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
         hang while nobody else gets ready."""
         self._wait_until_ready()
-        exchange = self.exchange
-        deadline, beats = time.monotonic() + self.timeout, None
+        looks, deadline, beats = 0, 0.0, self.exchange.beat
         while True:
-            finished = (exchange.request == exchange.done).all(0)
             for group in groups:
-                if finished[group]:
+                if self.exchange.finished(group):
                     return group
             if not wait:
                 return None
             now = time.monotonic()
-            if beats is None:
-                beats = exchange.beat.copy()
-            if deadline <= now:
+            if looks == 1:  # only now: mostly one look is enough, and this takes time
+                deadline, beats = now + self.timeout, self.exchange.beat.copy()
+            elif looks > 1 and deadline <= now:
                 self._replace_hung(groups, beats)
-                deadline, beats = time.monotonic() + self.timeout, None
-                continue
-            events = self.poll.poll(min(deadline - now, LOOK_AGAIN) * 1000)
+                looks = 0
+            looks += 1
+            events = self.epoll.poll(LOOK_AGAIN)
             if time.monotonic() - now > STOPPED:
                 deadline = time.monotonic() + self.timeout
             for descriptor, _ in events:
-                if descriptor == self.owner_wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(descriptor)
-                else:
+                if descriptor != self.owner_wake:
                     self._replace(self._worker_behind(descriptor))
                     deadline = time.monotonic() + self.timeout
 
@@ -210,7 +206,14 @@ class ProcessEnvs:
 
     def send(self, group: int, actions: np.ndarray) -> None:
         self.exchange.action[self.groups[group]] = actions
-        self._request(group)
+        self.request(group)
+
+    def request(self, group: int) -> None:
+        """Have a group step with the actions that stand in the shared memory."""
+        counters = self.exchange.request
+        for number in self.members[group]:
+            counters[group, number] += 1
+            os.eventfd_write(self.workers[number].wake, 1)
 
     def unbalanced(self) -> bool:
         return self.speeds.due()
@@ -288,6 +291,7 @@ class ProcessEnvs:
                 worker.release()
             os.close(worker.wake)
         os.close(self.owner_wake)
+        self.epoll.close()
         self.exchange.close()
 
     def _start_all(self) -> None:
@@ -296,9 +300,9 @@ class ProcessEnvs:
             handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
             self.workers.append(handle)
             handle.start(self._orders(handle))
-        self._watch()
+            self.epoll.register(handle.death_watch, select.EPOLLIN)
         for group in range(self.layout.groups):
-            self._request(group)
+            self.request(group)
 
     def _wait_until_ready(self) -> None:
         """Until every worker has made its environments; free once they have."""
@@ -327,26 +331,13 @@ class ProcessEnvs:
             owner_wake=self.owner_wake,
         )
 
-    def _watch(self) -> None:
-        """What the owner wakes for: a finished group, and every worker's death."""
-        self.poll = select.poll()
-        self.poll.register(self.owner_wake, select.POLLIN)
-        for worker in self.workers:
-            self.poll.register(worker.death_watch, select.POLLIN)
-
-    def _request(self, group: int) -> None:
-        members, others = self.members[group]
-        self.exchange.done[others, group] += 1  # they have no rows and never look at it
-        self.exchange.request[:, group] += 1
-        for number in members:
-            os.eventfd_write(self.workers[number].wake, 1)
-
     def _find_members(self) -> None:
-        """Workers with rows of each group, and those without."""
-        self.members: list[tuple[list[int], list[int]]] = []
-        for group in range(len(self.groups)):
-            members = [number for number, rows in enumerate(self.rows) if rows[group]]
-            self.members.append((members, [number for number in range(len(self.rows)) if number not in members]))
+        """Workers with rows of each group. Who has none does not count its steps, so it catches up when it might get
+        some; nobody steps then."""
+        numbers = range(self.layout.workers)
+        self.members = [[w for w in numbers if self.rows[w][group]] for group in range(self.layout.groups)]
+        self.exchange.requests[:] = self.exchange.requests.max(1, keepdims=True)
+        self.exchange.dones[:] = self.exchange.requests
 
     def _rows(self, worker: int) -> list[int]:
         """Every environment of a worker, in its own order."""
@@ -364,7 +355,7 @@ class ProcessEnvs:
         exchange = self.exchange
         for worker in list(self.workers):
             number = worker.number
-            late = (exchange.request != exchange.done)[number, groups].any()
+            late = any(exchange.request[group, number] != exchange.done[group, number] for group in groups)
             if late and exchange.beat[number] == beats[number]:
                 self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
                 worker.kill()
@@ -391,7 +382,7 @@ class ProcessEnvs:
             successor.wait_ready()
         except (WorkerFailed, OSError) as failure:
             raise RunError(f"env worker {dead.number} could not be replaced: {failure}") from None
-        self._watch()
+        self.epoll.register(successor.death_watch, select.EPOLLIN)
 
 
 def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:

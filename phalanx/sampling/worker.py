@@ -2,7 +2,7 @@
 
 Started by `sampling/processes.py` as `python -m phalanx.sampling.worker`, it inherits the shared memory, its own
 wake-up descriptor, one to wake the owner, and a socket for what is rare: its orders, environment states, the
-traceback it dies with. It sleeps in `poll` on the socket too, so it notices at once when the owner is gone.
+traceback it dies with. It sleeps on the socket too, so it notices at once when the owner is gone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from typing import Any
 import numpy as np
 
 from phalanx.envs import Env
-from phalanx.sampling.exchange import Exchange, Layout
+from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
+
+SLICE = 0.05  # seconds a worker runs before another one does that waits for the same core
+SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # numbers of a system call Python does not know
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,10 @@ class Worker:
         self.orders = orders
         self.control = control
         self.exchange = Exchange(orders.layout, orders.memory)
-        self.actions = self.exchange.action.data  # a memoryview: gives single numbers faster than numpy
-        self.beat = counter(self.exchange.beat, orders.worker)
+        self.number = orders.worker
+        self.actions = self.exchange.action.data  # memoryviews: they give single numbers faster than numpy
+        self.busy: Any = self.exchange.busy.data
+        self.beat = counter(self.exchange.beat, self.number)
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
@@ -63,15 +68,15 @@ class Worker:
         self.home = list(orders.home)  # the longest waiting first
         self.guest: list[int] = []
         self._find_guests()
-        self.poll = select.poll()
-        self.poll.register(orders.wake, select.POLLIN)
-        self.poll.register(control.fileno(), select.POLLIN)
+        self.epoll = select.epoll()
+        self.epoll.register(orders.wake, WAKE)
+        self.epoll.register(control.fileno(), select.EPOLLIN)
 
     def _slot(self, index: int, group: int, incarnation: int) -> Slot:
         orders = self.orders
         slot = Slot(index, orders.factory(index, incarnation), self.exchange.step, orders.rules)
         slot.incarnation, slot.beat = incarnation, self.beat
-        slot.requests = int(self.exchange.done[orders.worker, group])  # a successor counts on
+        slot.requests = self.exchange.done[group, self.number]  # a successor counts on
         return slot
 
     def serve(self) -> None:
@@ -83,7 +88,7 @@ class Worker:
     def serve_groups(self) -> bool:
         """One pass over the groups, the longest waiting first; was anything asked for?"""
         started = time.perf_counter()
-        served = self.serve_guests()
+        served = bool(self.guest) and self.serve_guests()
         for group in tuple(self.home):
             if self.groups[group] and self._asked(group):
                 self.serve_group(group)
@@ -91,7 +96,7 @@ class Worker:
                 self.home.append(group)
                 served = True
         if served:
-            self.exchange.busy[self.orders.worker] += time.perf_counter() - started
+            self.busy[self.number] += time.perf_counter() - started
         return served
 
     def serve_guests(self) -> bool:
@@ -108,33 +113,30 @@ class Worker:
             self.beat()
             if self.guest and group not in self.guest:
                 self.serve_guests()
-        exchange.done[self.orders.worker, group] += 1
+        exchange.done[group, self.number] += 1
         # the last one wakes the owner; should two miss each other, the owner looks again by itself
-        if (exchange.done[:, group] == exchange.request[:, group]).all():
+        if exchange.finished(group):
             os.eventfd_write(self.orders.owner_wake, 1)
 
     def _asked(self, group: int) -> bool:
-        worker = self.orders.worker
-        return bool(self.exchange.request[worker, group] != self.exchange.done[worker, group])
+        return self.exchange.request[group, self.number] != self.exchange.done[group, self.number]
 
     def _find_guests(self) -> None:
         self.guest = [group for group, slots in enumerate(self.groups) if slots and group not in self.home]
 
     def use_idle_moment(self) -> bool:
         """Prepare one environment's next reset; False when all are prepared."""
-        slot = next((slot for slot in self.slots() if not slot.prepared), None)
+        slot = next((slot for group in self.groups for slot in group if not slot.prepared), None)
         if slot is None:
             return False
         slot.prepare()
         self.sleep(0)
         return True
 
-    def sleep(self, timeout_ms: int | None) -> None:
+    def sleep(self, timeout: float | None) -> None:
         """Until the owner asks for a step or sends a message; exits when the owner is gone."""
-        for descriptor, _ in self.poll.poll(timeout_ms):
-            if descriptor == self.orders.wake:
-                os.eventfd_read(descriptor)
-            else:
+        for descriptor, _ in self.epoll.poll(timeout):
+            if descriptor != self.orders.wake:
                 self.answer(receive(self.control))
 
     def answer(self, message: Any) -> None:
@@ -226,10 +228,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def let_owner_finish() -> None:
-    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers."""
+def stay_on_core() -> None:
+    """A worker that wakes on the owner's core must not take it before the owner has woken the other workers; and one
+    that shares its core with another must not be changed for it every 3 ms, as its caches are cold each time."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        call = SCHED_SETATTR.get(os.uname().machine)
+        if call is not None:  # a Linux before 6.12 takes no notice of the slice
+            attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_BATCH, 0, 0, 0, int(SLICE * 1e9), 0, 0)
+            ctypes.CDLL(None).syscall(call, 0, attributes, 0)
 
 
 def keep_garbage_rare() -> None:
@@ -248,7 +255,7 @@ def main() -> None:
             return
         if orders.core is not None:
             os.sched_setaffinity(0, {orders.core})
-        let_owner_finish()
+        stay_on_core()
         worker = Worker(orders, control)
         keep_garbage_rare()
         send(control, "ready")
