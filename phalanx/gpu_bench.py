@@ -1,8 +1,8 @@
 """`phalanx bench gpu`: everything this machine reaches with its GPU, beside the emulator's limit, in one command.
 
 For each game sampling with the Nature network; on the first game training with each algorithm, with the share of time
-of each stage and of the GPU's busy time. Beside each measurement stands one of the emulator alone on every core, made
-while the workers sleep: a machine that others use too is not always equally fast. It is to end within six minutes.
+of each stage and of the GPU's busy time. Before and after each measurement comes one of the emulator alone, while the
+workers sleep: a machine that others use too is not always equally fast. It is to end within six minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
 SETTLING = 4.0  # seconds in which graphs are captured, and environments move to the faster cores
-ENVS_PER_WORKER = 24  # each takes a fifth of a second to make
 SILENCE = 0.1  # seconds in which workers finish what they were asked for
 
 
@@ -35,12 +35,13 @@ class Shape(NamedTuple):
     preset: str
     horizon: int
     busy: bool = False
+    envs_per_worker: int = 24  # each takes a fifth of a second to make
 
     def workers(self, cores: int) -> int:
         return max(1, cores - 1) if self.busy else 2 * cores
 
 
-SAMPLING = Shape("ppo", 32)
+SAMPLING = Shape("ppo", 16, envs_per_worker=48)  # the owner is called half as often
 ALGORITHMS = {
     "a2c": Shape("a2c", 5),
     "ppo": Shape("ppo", 32),
@@ -56,7 +57,12 @@ def command(arguments: list[str]) -> int:
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=1.2, help="length of each measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements; the median counts")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="measurements of training, three times as many of sampling; the median counts",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
     check_lengths(options)
@@ -84,7 +90,9 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
             kind = experiment.env.name, max(placement.workers, cores), placement.envs_per_worker
             if kind not in emulators:
                 emulators[kind] = stack.enter_context(BareEmulators(*kind))
-            results[name] = beside_emulator(experiment, emulators[kind], seconds, repeats, learn)
+            # sampling is so near to its limit that the noise of a few windows would hide the difference
+            windows = repeats if learn else 3 * repeats
+            results[name] = beside_emulator(experiment, emulators[kind], seconds, windows, learn)
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
@@ -99,7 +107,7 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
     assert isinstance(base.env, AtariConfig)
     workers = shape.workers(cores)
     sampler = SamplerConfig(
-        environments=workers * ENVS_PER_WORKER,
+        environments=workers * shape.envs_per_worker,
         horizon=shape.horizon,
         groups=2,
         squads=4 if shape.busy else cores,
@@ -126,31 +134,37 @@ def beside_emulator(
     """Steps per second, sampling only or once learning has begun, each beside the emulator's; the shares of time, and
     how much of it the GPU was busy."""
     samples, limits, shares = [], [], []
+
+    def look_at_emulators() -> None:
+        time.sleep(SILENCE)
+        limits.append(emulators.speed(seconds))
+
     with running_replica(experiment) as replica:
         collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
         action = replica.iterate if learn else collect
         if learn:
             learn_first(replica)
         warm_up_until(action, SETTLING)
+        look_at_emulators()
         for _ in range(repeats):
-            time.sleep(SILENCE)
-            limits.append(emulators.speed(seconds))
             action()  # environments may move after any pause: once now, not in every window
             replica.timing.reset()
             steps, start = replica.progress.steps, time.perf_counter()
             warm_up_until(action, seconds)
             samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
             shares.append(replica.timing.shares())
+            look_at_emulators()
         with BusyShare() as busy:  # in a window of its own: the driver's tool takes time from a core and the GPU
             warm_up_until(action, seconds)
+    beside = [statistics.mean(around) for around in itertools.pairwise(limits)]
     return {
         "emulator_sps": round(statistics.median(limits)),
         "training_sps" if learn else "inference_sps": round(statistics.median(samples)),
-        "ratio": round(statistics.median(s / limit for s, limit in zip(samples, limits, strict=True)), 3),
+        "ratio": round(statistics.median(s / limit for s, limit in zip(samples, beside, strict=True)), 3),
         "precision": experiment.run.precision,
         **{f"{stage}_share": round(statistics.median(s[stage] for s in shares), 3) for stage in shares[0]},
         "gpu_busy_share": None if busy.value is None else round(busy.value, 3),
-        "samples": [[round(limit), round(sample)] for limit, sample in zip(limits, samples, strict=True)],
+        "samples": [[round(limit), round(sample)] for limit, sample in zip(beside, samples, strict=True)],
     }
 
 

@@ -12,13 +12,12 @@ from phalanx.emulators import BareEmulators
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
-@pytest.mark.parametrize("name", gpu_bench.ALGORITHMS)
-def test_every_algorithm_fits_any_number_of_cores(name, cores):
-    shape = gpu_bench.ALGORITHMS[name]
+@pytest.mark.parametrize("shape", [gpu_bench.SAMPLING, *gpu_bench.ALGORITHMS.values()])
+def test_every_shape_fits_any_number_of_cores(shape, cores):
     experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=True)
-    assert experiment.sampler.environments == gpu_bench.ENVS_PER_WORKER * shape.workers(cores)
+    assert experiment.sampler.environments == shape.envs_per_worker * shape.workers(cores)
 
 
 def test_the_busy_share_is_a_mean_of_percentages():

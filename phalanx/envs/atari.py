@@ -163,8 +163,8 @@ class AtariEnv:
         self._presses = start if config.fire_on_reset and Action.FIRE in minimal else []
         self._skip_min, self._skip, self._max_steps = config.skip_min, config.skip, config.max_steps
         self._episodic, self._sticky = config.episodic_life, config.sticky
-        watch_lives = config.episodic_life or bool(self._presses)
-        self._plain = not (watch_lives or config.sticky or config.skip_min < config.skip)
+        self._watches_lives = config.episodic_life or bool(self._presses)
+        self._plain = not (config.sticky or config.skip_min < config.skip)  # every step the same number of frames
         self._shape_reward = REWARDS[config.reward]
         self._quiet = Outcome(self._shape_reward(0.0), math.nan, False, False)  # as most steps
         self._given = None if starts is None else self._given_starts(starts)
@@ -193,8 +193,10 @@ class AtariEnv:
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         """Hold the action for some frames and write what is to be seen."""
-        hold = self._hold_plainly if self._plain else self._hold_attentively
-        reward, life_lost = hold(self._actions[action])
+        if self._plain and not (self._watches_lives and self._lives):
+            reward, life_lost = self._hold_plainly(self._actions[action]), False
+        else:
+            reward, life_lost = self._hold_attentively(self._actions[action])
         over = self._game_over()
         if life_lost and not self._episodic:
             reward += self._press_start()
@@ -245,9 +247,9 @@ class AtariEnv:
     def close(self) -> None:
         """Nothing to give back: the emulator goes with the object."""
 
-    def _hold_plainly(self, action: Action) -> tuple[int, bool]:
-        """Act for all frames of a step: the raw reward, and that no life was looked for. What is to be seen are the
-        last two frames. A game that is over stands still, so that its end need not be looked for."""
+    def _hold_plainly(self, action: Action) -> int:
+        """Act for all frames of a step: the raw reward. What is to be seen are the last two frames. A game that is over
+        stands still, so that its end need not be looked for; nor need lives where there are none left to lose."""
         act, (first, last) = self._act, self._buffers
         self._shown, self._last_action = None, action
         reward = 0
@@ -260,11 +262,13 @@ class AtariEnv:
         self._get_screen(last)
         if self._skip == 1:
             np.copyto(first, last)
-        return reward, False
+        if self._watches_lives:
+            self._lives = self._get_lives()
+        return reward
 
     def _hold_attentively(self, action: Action) -> tuple[int, bool]:
-        """The same where the number of frames varies, actions stick, or a lost life ends an episode: then the last
-        frame alone is to be seen."""
+        """The same where the number of frames varies, actions stick or a life may be lost, and whether one was. If that
+        ends the episode, the last frame alone is to be seen."""
         frames = self._skip
         if self._skip_min < frames:
             frames = int(self._rng.integers(self._skip_min, frames + 1))

@@ -193,6 +193,27 @@ def test_a_life_is_lost_only_while_one_is_left(lives: list[int], lost: bool) -> 
     assert outcome.terminated == lost and math.isnan(outcome.score)
 
 
+@pytest.mark.parametrize("game", ["pong", "breakout", "space_invaders", "boxing"])
+def test_lives_need_not_be_watched_where_none_are_left(game: str) -> None:
+    """The short way through a step gives what the attentive one does."""
+    short, attentive = (make(game=game, episodic_life=True, seed=3) for _ in range(2))
+    attentive._plain = False
+    frames = frame_of(short), frame_of(attentive)
+    rng, ended = np.random.default_rng(0), True
+    for _ in range(400):
+        if ended:
+            short.reset(frames[0])
+            attentive.reset(frames[1])
+            ended = False
+        else:
+            action = int(rng.integers(short.spec.actions))
+            outcomes = short.step(action, frames[0]), attentive.step(action, frames[1])
+            np.testing.assert_equal(outcomes[0], outcomes[1])
+            ended = outcomes[0].terminated or outcomes[0].truncated
+        assert np.array_equal(*frames)
+        assert short.state()["lives"] == attentive.state()["lives"]
+
+
 def test_score_is_the_raw_sum_over_all_lives() -> None:
     env = make(game="space_invaders", episodic_life=True, reward="sign", seed=5)
     raw = make(game="space_invaders", episodic_life=True, reward="raw", seed=5)
