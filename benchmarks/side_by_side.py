@@ -24,7 +24,7 @@ WINDOW = 1.5  # seconds
 SETTLING = 0.3  # seconds at a window's start: what the last window left undone, and steps that are ready already
 WARM_UP = 2.0
 PATIENCE = 120  # seconds for an answer; then the alarm ends this process, and its children at the end of their input
-ENVIRONMENTS = 128  # of phalanx
+ENVIRONMENTS = 256  # of phalanx
 PLAN: list[tuple[str, str, dict[str, Any]]] = [  # name, function, settings
     ("emulator", "emulator", {}),
     ("phalanx 84x84", "phalanx", {"frame": "84x84", "envs": ENVIRONMENTS}),
@@ -37,12 +37,18 @@ PLAN: list[tuple[str, str, dict[str, Any]]] = [  # name, function, settings
         "sample_envpool",
         {"frame": "104x80", "envs": 128, "batch": 64, "use_inter_area_resize": False},
     ),
+    (
+        "EnvPool 104x80, 256 by 128",
+        "sample_envpool",
+        {"frame": "104x80", "envs": 256, "batch": 128, "use_inter_area_resize": False},
+    ),
 ]
 RATIOS = [
     ("phalanx 84x84", "EnvPool 84x84"),
     ("phalanx 84x84", "AtariVectorEnv 84x84"),
     ("phalanx 84x84", "AtariVectorEnv 84x84, 96 by 48"),
     ("phalanx 104x80", "EnvPool 104x80"),
+    ("phalanx 104x80", "EnvPool 104x80, 256 by 128"),
     ("phalanx 104x80", "emulator"),
     ("phalanx 84x84", "emulator"),
     ("EnvPool 104x80", "emulator"),
