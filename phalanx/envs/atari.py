@@ -164,7 +164,7 @@ class AtariEnv:
         self._skip_min, self._skip, self._max_steps = config.skip_min, config.skip, config.max_steps
         self._episodic, self._sticky = config.episodic_life, config.sticky
         self._watches_lives = config.episodic_life or bool(self._presses)
-        self._plain = not (config.sticky or config.skip_min < config.skip)  # every step the same number of frames
+        self._plain = not (config.sticky or config.skip_min < config.skip)  # every step one action, for as many frames
         self._shape_reward = REWARDS[config.reward]
         self._quiet = Outcome(self._shape_reward(0.0), math.nan, False, False)  # as most steps
         self._given = None if starts is None else self._given_starts(starts)

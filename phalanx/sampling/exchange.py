@@ -27,7 +27,7 @@ from phalanx.sampling.serial import allocate_step
 from phalanx.types import EnvSpec
 
 WAKE = select.EPOLLIN | select.EPOLLET  # of an event descriptor: each writing wakes once, and nobody has to read it
-ALIGNMENT = 64  # a cache line, so that workers do not fight over one
+ALIGNMENT = 64  # a cache line: arrays begin on one, and what workers tell of themselves has one for each
 
 
 @dataclass(frozen=True)

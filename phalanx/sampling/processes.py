@@ -237,8 +237,8 @@ class ProcessEnvs:
         # what a dying worker could not hand over begins anew where it was to go
         for index in {index for of in gone.values() for index in of} - states.keys():
             states[index] = self._birth()
+        self._find_members()  # first: one that begins anew counts on from what stands there
         self._ask_all("take", {to: [(i, group, states[i]) for i, group in of] for to, of in come.items()})
-        self._find_members()
         self.speeds.looked(self.exchange.busy)
 
     def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
@@ -372,6 +372,8 @@ class ProcessEnvs:
             f"last actions {actions}) died: {dead.last_words().strip()}"
         )
         self.report(story)
+        with contextlib.suppress(OSError, ValueError):  # closing is not enough, if somebody has forked meanwhile
+            self.epoll.unregister(dead.death_watch)
         dead.release()
         if self.deaths > self.max_deaths:
             raise RunError(f"more than {self.max_deaths} env workers died; the last: {story}")

@@ -230,12 +230,13 @@ def die_with_parent() -> None:
 
 def stay_on_core() -> None:
     """A worker that wakes on the owner's core must not take it before the owner has woken the other workers; and one
-    that shares its core with another must not be changed for it every 3 ms, as its caches are cold each time."""
+    that shares its core with another must not be changed for it every few ms, as its caches are cold each time."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         call = SCHED_SETATTR.get(os.uname().machine)
         if call is not None:  # a Linux before 6.12 takes no notice of the slice
-            attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_BATCH, 0, 0, 0, int(SLICE * 1e9), 0, 0)
+            nice = os.getpriority(os.PRIO_PROCESS, 0)
+            attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_BATCH, 0, nice, 0, int(SLICE * 1e9), 0, 0)
             ctypes.CDLL(None).syscall(call, 0, attributes, 0)
 
 

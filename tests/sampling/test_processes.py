@@ -189,6 +189,59 @@ def test_a_worker_killed_from_outside_is_replaced():
     assert cut == [False, True, False, True]
 
 
+def test_a_fork_of_the_owner_does_not_keep_a_dead_worker_alive():
+    """A child that was forked holds copies of all descriptors, that of the dead worker too."""
+    reports = []
+    envs = ProcessEnvs(LedgerFactory(), 2, 2, 2, report=reports.append)
+    end, kept_open = os.pipe()
+    try:
+        play(envs, 3)
+        child = os.fork()
+        if not child:
+            os.close(kept_open)
+            os.read(end, 1)
+            os._exit(0)
+        os.kill(envs.workers[1].process.pid, signal.SIGKILL)
+        play(envs, 12)
+    finally:
+        envs.close()
+        os.close(kept_open)
+        os.close(end)
+        os.waitpid(child, 0)
+    assert envs.deaths == len(reports) == 1
+
+
+def test_environments_that_begin_anew_elsewhere_count_on():
+    envs = ProcessEnvs(LedgerFactory(), 2, 4, 2, squads=2, balance=1e-9)
+    try:
+        play(envs, 5)
+        envs.exchange.busy[:] += [3.0, 1.0]  # the first look sets the scale
+        envs.balance()
+        play(envs, 5)
+        os.kill(envs.workers[0].process.pid, signal.SIGKILL)
+        envs.workers[0].process.wait(timeout=10)
+        envs.exchange.busy[:] += [9.0, 1.0]
+        envs.balance()
+        moved = [index for group in (0, 2) for index in envs.rows[1][group]]
+        play(envs, 2)
+        requests = {slot["requests"] for slot in envs.state()["slots"]}
+    finally:
+        envs.close()
+    assert moved and len(requests) == 1
+
+
+def test_workers_stay_as_nice_as_their_owner():
+    program = """
+        import os
+        from phalanx.sampling.worker import stay_on_core
+        os.nice(5)
+        stay_on_core()
+        print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0) == os.SCHED_BATCH)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["5", "True"]
+
+
 @pytest.mark.parametrize("fault", ["state", "none"])
 def test_a_death_at_a_save_is_an_event(fault):
     """It raises when it is asked for its state, or it died since its last step."""
