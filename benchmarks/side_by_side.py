@@ -2,9 +2,9 @@
 
     python benchmarks/side_by_side.py [game] [rounds]
 
-Sampling without a network, as in `peers.py`, with settings that were the best in runs of it. All contenders are started
-once and wait; a window of one follows a window of another. The ratio of two is the median over the rounds of their
-ratios within a round. Takes about five minutes with 12 rounds.
+Sampling without a network, as in `peers.py`, with settings that were the best in runs of it or of this. All contenders
+are started once and wait; a window of one follows a window of another. The ratio of two is the median over the rounds
+of their ratios within a round. Takes about five minutes with 12 rounds.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -30,9 +31,9 @@ def test_they_answer_each_time_they_are_asked():
         children = forked(emulators)
         assert len(children) == 2
         for _ in range(2):
-            speeds = emulators.speeds(0.05)
+            speeds = emulators.speeds(0.5)
             assert len(speeds) == 2 and min(speeds) > 0
-        assert emulators.speed(0.05) > 0
+        assert emulators.speed(0.5) > 0
     assert emulators.process.poll() is not None and gone(children)
 
 
@@ -50,8 +51,17 @@ def test_what_cannot_start_is_an_error(capfd):
     assert "no such game" in capfd.readouterr().err
 
 
-def test_only_steps_that_end_in_time_count():
-    steps = cycle("pong", 2)
-    next(steps)
-    assert count(steps, time.monotonic()) == 0
-    assert count(steps, time.monotonic() + 0.05) > 0
+def test_only_steps_that_end_in_time_count(monkeypatch):
+    clock = iter([1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr("phalanx.emulators.time.monotonic", lambda: next(clock))
+    assert count(iter([None] * 9), end=3.0) == 2
+
+
+def test_emulators_take_turns(monkeypatch):
+    made = [MagicMock(**{"getMinimalActionSet.return_value": [0], "game_over.return_value": over}) for over in (0, 1)]
+    monkeypatch.setattr("phalanx.envs.atari.emulator", MagicMock(side_effect=made))
+    steps = cycle("any", 2)
+    for _ in range(4):  # the first only makes them
+        next(steps)
+    assert [machine.act.call_count for machine in made] == [8, 4]
+    assert [machine.restoreState.call_count for machine in made] == [0, 1]

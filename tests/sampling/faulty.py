@@ -1,4 +1,4 @@
-"""Environments that misbehave on demand, and factories for them that can be sent to a worker process."""
+"""Environments that misbehave on demand, factories for them that can be sent to a worker process, and a way to play."""
 
 from __future__ import annotations
 
@@ -112,3 +112,29 @@ def descendants(pid: int) -> list[int]:
             if int(fields[1]) == pid and fields[0] != "Z":
                 children.append(int(entry.name))
     return children + [grandchild for child in children for grandchild in descendants(child)]
+
+
+def play(envs, steps, seed=0):
+    """Every delivered row, by environment, under fixed pseudo-random actions per environment and step."""
+    environments = envs.groups[-1].stop
+    actions = np.random.default_rng(seed).integers(envs.spec.actions, size=(steps, environments))
+    rows = [[] for _ in range(environments)]
+
+    def take(group):
+        step = envs.recv(group)
+        for offset, row in enumerate(range(environments)[envs.groups[group]]):
+            values = step[offset]
+            frames = (values.observation.copy(), values.last_observation.copy() if values.truncated else 0)
+            flags = [values.reward, values.score, values.terminated, values.truncated, values.first, values.cut]
+            rows[row].append((frames, [float(flag) for flag in flags]))
+
+    away, taken = list(range(len(envs.groups))), [0 for _ in envs.groups]
+    while away:
+        group = envs.ready(away)
+        away.remove(group)
+        take(group)
+        if taken[group] < steps:
+            envs.send(group, actions[taken[group], envs.groups[group]])
+            taken[group] += 1
+            away.append(group)
+    return rows, actions

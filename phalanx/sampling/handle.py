@@ -1,0 +1,108 @@
+"""An env worker as its owner sees it: a process, the socket for what is rare, and a descriptor that tells of its death.
+
+`sampling/processes.py` holds one for each worker; `sampling/worker.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from phalanx.errors import RunError
+from phalanx.sampling.worker import Orders, receive, send
+
+START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
+STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
+
+
+class WorkerHandle:
+    """One worker process, from its start to its last words."""
+
+    def __init__(self, number: int, incarnation: int, wake: int) -> None:
+        self.number = number
+        self.incarnation = incarnation
+        self.wake = wake
+        self.control: socket.socket
+        self.process: subprocess.Popen[bytes]
+        self.death_watch = -1  # readable when the process is dead
+        self.traceback = ""  # of what it died of, once heard
+
+    def start(self, orders: Orders) -> None:
+        """Start the process; `wait_ready` tells when its environments are made."""
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START_TIMEOUT)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        # one thread each: a worker must not compete with the others for cores
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "phalanx.sampling.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
+        )
+        theirs.close()
+        self.death_watch = os.pidfd_open(self.process.pid)
+        with contextlib.suppress(OSError):  # one that died at once is named by `wait_ready`
+            send(self.control, orders)
+
+    def wait_ready(self) -> None:
+        message = self.hear()
+        if message != "ready":
+            raise WorkerFailed(message[1] if message else "it died without a word")
+
+    def hear(self) -> Any:
+        """The next message; an error tuple if none comes. One that says nothing for so long is killed, or its answer
+        would be taken for that to a later question."""
+        try:
+            message = receive(self.control)
+        except TimeoutError:
+            self.kill()
+            message = ("error", f"no answer for {START_TIMEOUT:g} s")
+        except OSError as error:
+            return ("error", f"no answer: {error}")
+        if isinstance(message, tuple) and message[0] == "error":
+            self.traceback = str(message[1])
+        return message
+
+    def ask(self, kind: str, content: Any = None) -> Any:
+        """Send a rare message and wait for the answer."""
+        with contextlib.suppress(OSError):  # a dead one may have said why
+            send(self.control, (kind, content))
+        return self.hear()
+
+    def last_words(self) -> str:
+        """Why it died: the traceback it sent, or the signal that killed it."""
+        if self.traceback:
+            return self.traceback
+        self.control.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            message = receive(self.control)
+            if isinstance(message, tuple) and message[0] == "error":
+                return str(message[1])
+        code = self.process.poll()
+        return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        try:
+            self.process.wait(timeout=STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"env worker {self.number} cannot be killed; it hangs in the system") from None
+
+    def release(self) -> None:
+        """Close what belongs to this process alone; twice does no harm."""
+        self.control.close()
+        if self.death_watch >= 0:
+            os.close(self.death_watch)
+            self.death_watch = -1
+
+
+class WorkerFailed(Exception):  # noqa: N818
+    """A worker could not make its environments."""
