@@ -121,9 +121,7 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
         samples, shares = [], []
         for _ in range(repeats):
             replica.timing.reset()
-            steps, start = replica.progress.steps, time.perf_counter()
-            warm_up_until(replica.iterate, seconds)
-            samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
+            samples.append(speed(replica, replica.iterate, seconds))
             shares.append(replica.timing.shares())
     return {
         "preset": experiment.preset,
@@ -153,6 +151,18 @@ def warm_up_until(action: Callable[[], Any], seconds: float) -> None:
     action()
     while time.perf_counter() < end:
         action()
+
+
+def speed(replica: Replica, action: Callable[[], Any], seconds: float) -> float:
+    """Steps per second while an action is repeated. Those of rollouts under way count too: where environments run
+    ahead, a short window has few whole rollouts, and how far ahead they are differs from one end to the next."""
+
+    def taken() -> int:
+        return replica.progress.steps + replica.collector.under_way
+
+    before, start = taken(), time.perf_counter()
+    warm_up_until(action, seconds)
+    return (taken() - before) / (time.perf_counter() - start)
 
 
 class running_replica:  # noqa: N801  (used like a function)
@@ -235,6 +245,4 @@ def inference_speed(experiment: Experiment, seconds: float) -> float:
     with running_replica(experiment) as replica:
         collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
         warm_up_until(collect, 1.0)
-        steps, start = replica.progress.steps, time.perf_counter()
-        warm_up_until(collect, seconds)
-        return (replica.progress.steps - steps) / (time.perf_counter() - start)
+        return speed(replica, collect, seconds)

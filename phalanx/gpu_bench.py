@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from phalanx.bench import check_lengths, learn_first, running_replica, show, warm_up_until
+from phalanx.bench import check_lengths, learn_first, running_replica, show, speed, warm_up_until
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
 from phalanx.errors import UserError
@@ -149,9 +149,7 @@ def beside_emulator(
         for _ in range(repeats):
             action()  # environments may move after any pause: once now, not in every window
             replica.timing.reset()
-            steps, start = replica.progress.steps, time.perf_counter()
-            warm_up_until(action, seconds)
-            samples.append((replica.progress.steps - steps) / (time.perf_counter() - start))
+            samples.append(speed(replica, action, seconds))
             shares.append(replica.timing.shares())
             look_at_emulators()
         with BusyShare() as busy:  # in a window of its own: the driver's tool takes time from a core and the GPU

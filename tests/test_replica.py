@@ -174,6 +174,24 @@ def test_nobody_begins_a_rollout_after_the_end_of_the_run():
     assert replica.settled and not replica.collector.ahead
 
 
+def test_steps_of_a_rollout_under_way_are_known():
+    replica, sent = early_replica(overlapping("ppo-catch"), 3), []
+    send = replica.envs.send
+
+    def count(group, actions):
+        sent.append(len(actions))
+        send(group, actions)
+
+    replica.envs.send = count
+    under_way = []
+    for _ in range(4):
+        replica.iterate()
+        in_flight = 2 * len(replica.collector.away)
+        under_way.append(replica.collector.under_way)
+        assert replica.progress.steps + replica.collector.under_way == sum(sent) - in_flight
+    assert min(under_way) > 0
+
+
 def test_workers_that_run_ahead_change_nothing():
     """With processes, whose speeds differ by chance, and Atari."""
     env = AtariConfig("breakout", frame="104x80", episodic_life=True, fire_on_reset=True, max_steps=60)

@@ -80,6 +80,14 @@ class Collector:
         """Has a rollout been begun that is not collected yet?"""
         return self.begun > self.collected
 
+    @property
+    def under_way(self) -> int:
+        """Steps that environments have taken of rollouts which are not collected yet."""
+        return sum(
+            (rows.stop - rows.start) * ((done - self.collected) * self.horizon + steps)
+            for rows, done, steps in zip(self.envs.groups, self.done, self.steps, strict=True)
+        )
+
     def collect(
         self,
         progress: Progress,
