@@ -287,10 +287,10 @@ class SamplerConfig:
     workers: int = 0
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
     pin: bool = True
-    """Pin each worker to a core where there are enough."""
+    """Pin each worker to a core where there are enough; more workers than that share the cores, all but the owner's."""
     balance: float = 1.0
     """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
-    environments then move from slow cores to fast ones. 0 means never."""
+    environments then move from slow cores to fast ones, unless workers share cores. 0 means never."""
     step_timeout: float = 60.0
     """Seconds without a finished group, and in a worker without a single step of an environment, after which the worker
     is killed and replaced; twice as many at most."""

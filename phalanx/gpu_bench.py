@@ -35,15 +35,15 @@ class Shape(NamedTuple):
     preset: str
     horizon: int
     busy: bool = False
-    envs_per_worker: int = 24  # each takes a fifth of a second to make
+    envs_per_worker: int = 24  # each takes a fifth of a second to make; with more the owner is called less often
 
     def workers(self, cores: int) -> int:
         return max(1, cores - 1) if self.busy else 2 * cores
 
 
-SAMPLING = Shape("ppo", 16, envs_per_worker=48)  # the owner is called half as often
+SAMPLING = Shape("ppo", 16, envs_per_worker=48)
 ALGORITHMS = {
-    "a2c": Shape("a2c", 5),
+    "a2c": Shape("a2c", 5, envs_per_worker=48),
     "ppo": Shape("ppo", 32),
     "dqn_512": Shape("dqn-512", 32, busy=True),
     "c51_2048": Shape("c51-2048", 32, busy=True),
@@ -113,7 +113,6 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
         squads=4 if shape.busy else cores,
         workers=workers,
         pin=shape.busy,
-        balance=SamplerConfig.balance if shape.busy else 0.0,
         decorrelation=100,
     )
     experiment = dataclasses.replace(

@@ -27,7 +27,7 @@ class Placement:
 
     workers: int
     envs_per_worker: int
-    cores: list[int] | None  # one per worker; None: not pinned
+    cores: list[int] | None  # one for each worker, or fewer that all share; None: not pinned
     owner_threads: int
     squads: int = 1
     balance: float = 0.0  # seconds between two attempts to balance the workers
@@ -35,7 +35,8 @@ class Placement:
     def describe(self) -> str:
         if not self.workers:
             return f"1 (everything in the main process), {self.owner_threads} torch threads"
-        pinned = f"pinned to cores {self.cores}" if self.cores else "not pinned"
+        shared = self.cores is not None and len(self.cores) < self.workers
+        pinned = f"{'sharing' if shared else 'pinned to'} cores {self.cores}" if self.cores else "not pinned"
         squads = f" in {self.squads} squads" if self.squads > 1 else ""
         return (
             f"1 owner of the model ({self.owner_threads} torch threads) + {self.workers} env workers x "
@@ -64,11 +65,14 @@ def place(experiment: Experiment, device: str) -> Placement:
             f"{_largest_divisor(environments, workers)} or --sampler.environments "
             f"{-(-environments // workers) * workers}"
         )
-    free = cores[reserve if workers < count else 0 :] if count == len(cores) else []  # a quota is the scheduler's
-    pinned = free[:workers] if experiment.sampler.pin and len(free) >= workers else None
+    free = cores[reserve if workers != count else 0 :] if count == len(cores) else []  # a quota is the scheduler's
+    confined = len(free) >= workers or len(free) < len(cores)
+    pinned = free[:workers] if experiment.sampler.pin and free and confined else None
     threads = experiment.run.threads or (1 if device == "cuda" else count)
-    # moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed
-    balance = experiment.sampler.balance if isinstance(experiment.env, AtariConfig) and workers > 1 else 0.0
+    # Moving an environment is cheap where its state is: Gymnasium has none, it would have to be replayed. Where workers
+    # share cores, the system balances them, and how long one was busy tells nothing about a core.
+    movable = isinstance(experiment.env, AtariConfig) and 1 < workers <= count
+    balance = experiment.sampler.balance if movable else 0.0
     squads = max(
         number
         for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)

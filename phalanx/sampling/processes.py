@@ -224,7 +224,9 @@ class ProcessEnvs:
         self.started = True
 
     def _orders(self, handle: WorkerHandle) -> Orders:
-        core = self.cores[handle.number % len(self.cores)] if self.cores else None
+        cores = self.cores
+        if cores is not None and len(cores) >= self.layout.workers:
+            cores = [cores[handle.number]]
         return Orders(
             worker=handle.number,
             incarnation=handle.incarnation,
@@ -233,7 +235,7 @@ class ProcessEnvs:
             rows=self.rows[handle.number],
             home=home_groups(handle.number, self.layout, self.squads),
             rules=self.rules,
-            core=core,
+            cores=cores,
             memory=self.exchange.descriptor,
             wake=handle.wake,
             owner_wake=self.owner_wake,

@@ -44,7 +44,7 @@ class Orders:
     rows: list[list[int]]  # environments of each group
     home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
     rules: SlotRules
-    core: int | None
+    cores: list[int] | None  # where it may run
     memory: int  # descriptors
     wake: int
     owner_wake: int
@@ -254,8 +254,8 @@ def main() -> None:
         orders = receive(control)
         if orders is None:
             return
-        if orders.core is not None:
-            os.sched_setaffinity(0, {orders.core})
+        if orders.cores is not None:
+            os.sched_setaffinity(0, orders.cores)
         stay_on_core()
         worker = Worker(orders, control)
         keep_garbage_rare()

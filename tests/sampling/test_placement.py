@@ -63,6 +63,26 @@ def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device
         assert 0 not in (found.cores or [])
 
 
+@pytest.mark.parametrize(
+    ("workers", "device", "pin", "cores"),
+    [
+        (30, "cuda", True, list(range(1, 16))),  # they share what the owner leaves them
+        (32, "cuda", True, list(range(1, 16))),
+        (30, "cuda", False, None),
+        (30, "cpu", True, None),  # nobody is kept off a core
+    ],
+)
+def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, device, pin, cores, monkeypatch):
+    monkeypatch.setattr(placement, "usable_cores", lambda: 16)
+    monkeypatch.setattr(placement, "core_list", lambda: list(range(16)))
+    base = preset("pong-fast")
+    sampler = dataclasses.replace(base.sampler, environments=480, workers=workers, pin=pin)
+    found = place(dataclasses.replace(base, sampler=sampler), device)
+    assert found.cores == cores
+    assert found.balance == 0  # the system does it
+    assert ("sharing cores" in found.describe()) == (cores is not None)
+
+
 def test_without_a_gpu_nothing_starts_early(monkeypatch):
     monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/nowhere"))
     assert start_early(preset("pong-fast"), print) is None

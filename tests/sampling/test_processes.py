@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 from faulty import play
 from phalanx.config import AtariConfig, ToyConfig
 from phalanx.registry import MakeEnv
+from phalanx.runtime.affinity import core_list
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SerialEnvs, SlotRules
 
@@ -67,3 +70,15 @@ def test_state_and_restore_with_another_number_of_workers():
     finally:
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (3, 1)])
+def test_workers_keep_to_their_cores(workers, kept):
+    """One each, or, where there are fewer than workers, all of them."""
+    cores = core_list()[-kept:]
+    envs = ProcessEnvs(MakeEnv(ToyConfig("catch"), 0), workers, 2, cores=cores)
+    try:
+        envs.recv(0)
+        assert [os.sched_getaffinity(worker.process.pid) for worker in envs.workers] == [set(cores)] * workers
+    finally:
+        envs.close()
