@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
+from phalanx.learner import gathered
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.indexing import PrioritizedIndex
 
@@ -50,16 +51,20 @@ def main() -> int:
     spread_priorities(prioritized, generator)
     priorities = torch.rand(options.batch, generator=generator)
 
+    def draw(memory: Replay) -> torch.Tensor:
+        chance = torch.rand(options.batch, generator=generator, dtype=torch.float64)
+        return memory.index.draw(chance, IMPORTANCE)[0]
+
     def with_feedback() -> None:
-        ids, _ = prioritized.index.draw(options.batch, IMPORTANCE, generator)
+        ids = draw(prioritized)
         prioritized.index.update(ids, priorities)
 
     def taken_with_feedback() -> None:
-        batch = prioritized.take(options.batch, IMPORTANCE, generator)
+        batch = gathered(prioritized.take(options.batch, IMPORTANCE, generator))
         prioritized.feedback(batch.ids, priorities)
 
     cases: dict[tuple[str, str], Callable[[], object]] = {
-        ("index", "uniform"): lambda: uniform.index.draw(options.batch, IMPORTANCE, generator),
+        ("index", "uniform"): lambda: draw(uniform),
         ("index", "prioritised"): with_feedback,
         ("with reading", "uniform"): lambda: uniform.take(options.batch, IMPORTANCE, generator),
         ("with reading", "prioritised"): taken_with_feedback,

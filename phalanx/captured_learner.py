@@ -1,10 +1,10 @@
 """The learner of a GPU: loss, backward, clip and rule of a batch as one CUDA graph with static buffers.
 
-It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; where only its rows are chosen,
-their numbers are, and the graph gathers the rows. Learning rate and scheduled numbers live on the device, so a captured
-update stays valid while they move. Nothing waits for the device: an update
-that is not finite leaves the parameters as they were, those after it too, and `check` reports it at the end of the
-iteration.
+It gives the same numbers as `Learner`. A batch is copied into the graph's own buffers; where its rows are only chosen,
+the choice is, and the graph gathers the rows and tells the experience of their priorities. Learning rate and scheduled
+numbers live on the device, so a captured update stays valid while they move. Nothing waits for the device: an update
+that is not finite leaves parameters and priorities as they were, those after it too, and `check` reports it at the end
+of the iteration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.learner import Learner, gathered, not_finite
+from phalanx.learner import Learner, gathered, not_finite, still_to_tell
 from phalanx.parameters.local import LocalStore
 from phalanx.runtime.graphs import Capturer
 from phalanx.types import Chosen, Progress
@@ -27,14 +27,22 @@ class CapturedUpdate:
 
     def __init__(self, learner: CapturedLearner, batch: Any) -> None:
         self.batch = own_copy(batch)
+        self.places = places(batch)
         self.priorities: Tensor | None = None
-        before = learner.snapshot()
-        work, undo = lambda: self._work(learner), lambda: learner.put_back(before)
-        self.launch = learner.capturer.capture(work, undo, learner.capturing)
-        learner.put_back(before)
+        changed = learner.changed()
+        changed += batch.changed_by_feedback() if isinstance(batch, Chosen) else []
+        before = [tensor.clone() for tensor in changed]
+
+        def undo() -> None:
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+        self.launch = learner.capturer.capture(lambda: self._work(learner), undo, learner.capturing)
+        undo()
 
     def _work(self, learner: CapturedLearner) -> None:
-        loss, norm = learner.gradient(gathered(self.batch), learner.scalars)
+        rows = gathered(self.batch)
+        loss, norm = learner.gradient(rows, learner.scalars)
         total = loss.total.detach()
         learner.good.logical_and_(torch.isfinite(total + norm))
         learner.parameters.grad.masked_fill_(~learner.good, 0.0)
@@ -42,7 +50,10 @@ class CapturedUpdate:
         logged = {**loss.metrics, "loss/total": total, "loss/gradient_norm": norm}
         learner.names = list(logged)
         learner.sums[: len(logged)] += torch.stack([value.float() for value in logged.values()])
-        self.priorities = loss.priorities
+        priorities = loss.priorities
+        if priorities is not None:  # those that are no numbers change nothing
+            priorities = priorities.masked_fill(~learner.good, torch.nan)
+        self.priorities = still_to_tell(self.batch, rows, priorities)
 
     def run(self, batch: Any, good: Tensor) -> Tensor | None:
         """The update from a batch; a batch that was not finite stays, to be shown."""
@@ -50,6 +61,10 @@ class CapturedUpdate:
             torch.where(good, given, mine, out=mine)
         self.launch()
         return self.priorities
+
+    def is_stale(self) -> bool:
+        """Does the graph read what is no longer there?"""
+        return places(self.batch) != self.places
 
 
 class CapturedLearner(Learner):
@@ -75,9 +90,9 @@ class CapturedLearner(Learner):
         self.rate.fill_(self.learning_rate(progress))
         for name, value in self.algorithm.scalars(progress).items():
             self.scalars[name].fill_(value)
-        fixed = batch.addresses() if isinstance(batch, Chosen) else ()
-        key = (*(tensor.shape for tensor in inputs(batch)), *fixed)
+        key = (*(tensor.shape for tensor in inputs(batch)), *places(batch))
         if key not in self.graphs:
+            self.graphs = {key: update for key, update in self.graphs.items() if not update.is_stale()}
             self.graphs[key] = CapturedUpdate(self, batch)
         self.last = self.graphs[key]
         priorities = self.last.run(batch, self.good)
@@ -86,15 +101,8 @@ class CapturedLearner(Learner):
         self.count += 1
         return priorities
 
-    def snapshot(self) -> list[Tensor]:
-        """Everything an update changes."""
-        return [tensor.clone() for tensor in self._changed()]
-
-    def put_back(self, snapshot: list[Tensor]) -> None:
-        for tensor, value in zip(self._changed(), snapshot, strict=True):
-            tensor.copy_(value)
-
-    def _changed(self) -> list[Tensor]:
+    def changed(self) -> list[Tensor]:
+        """Everything an update changes here."""
         return [self.parameters.flat, *self.store.rule_state.values(), self.sums, self.good]
 
     def take_metrics(self) -> dict[str, float]:
@@ -116,13 +124,18 @@ class CapturedLearner(Learner):
 
 def inputs(batch: Any) -> list[Tensor]:
     """What changes from one batch to the next."""
-    if isinstance(batch, Chosen):
-        return [batch.chosen]
-    return [getattr(batch, field.name) for field in fields(batch)]
+    return [getattr(batch, name) for name in input_names(batch)]
+
+
+def input_names(batch: Any) -> tuple[str, ...]:
+    return batch.INPUTS if isinstance(batch, Chosen) else tuple(field.name for field in fields(batch))
+
+
+def places(batch: Any) -> tuple[int, ...]:
+    return batch.places() if isinstance(batch, Chosen) else ()
 
 
 def own_copy(batch: Any) -> Any:
     """The same batch with inputs of its own."""
-    if isinstance(batch, Chosen):
-        return replace(batch, chosen=batch.chosen.clone())
-    return batch.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+    copies = {name: getattr(batch, name).clone(memory_format=torch.contiguous_format) for name in input_names(batch)}
+    return replace(batch, **copies)

@@ -78,18 +78,18 @@ class Learner:
             return next(batches, None)
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
-        """One gradient step; new priorities of the batch's rows, if the algorithm has any."""
+        """One gradient step; new priorities of the batch's rows, if the experience is still to be told of any."""
         device = self.compute.device
         values = self.algorithm.scalars(progress)
         scalars = {name: torch.tensor(value, device=device) for name, value in values.items()}
-        batch = gathered(batch)
-        loss, norm = self.gradient(batch, scalars)
+        rows = gathered(batch)
+        loss, norm = self.gradient(rows, scalars)
         if not bool(torch.isfinite(loss.total.detach() + norm)):
-            raise not_finite(loss, norm, f"update {progress.updates}", batch)
+            raise not_finite(loss, norm, f"update {progress.updates}", rows)
         gradient = Gradient(self.parameters.grad, progress.version)
         progress.version = self.store.push(gradient, self.learning_rate(progress))
         self.metrics.add({**loss.metrics, "loss/total": loss.total.detach(), "loss/gradient_norm": norm})
-        return loss.priorities
+        return still_to_tell(batch, rows, loss.priorities)
 
     def gradient(self, batch: Any, scalars: dict[str, Tensor]) -> tuple[Loss, Tensor]:
         """Leave the clipped gradient of a batch in the flat vector; the loss and the norm before the clip."""
@@ -127,6 +127,14 @@ class Learner:
 def gathered(batch: Any) -> Any:
     """The rows themselves, where they were only chosen so far."""
     return batch.gather() if isinstance(batch, Chosen) else batch
+
+
+def still_to_tell(batch: Any, rows: Any, priorities: Tensor | None) -> Tensor | None:
+    """The priorities, unless the batch itself passes them on."""
+    if priorities is None or not isinstance(batch, Chosen):
+        return priorities
+    batch.feedback(rows.ids, priorities)
+    return None
 
 
 def not_finite(loss: Loss, norm: Tensor, update: str, batch: Any) -> NotFinite:

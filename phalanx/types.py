@@ -9,7 +9,7 @@ The unit of time is the agent step (usually 4 emulator frames); frames appear in
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from phalanx.struct import Struct
 
@@ -136,12 +136,36 @@ class PolicyBatch(Struct):
     weight: Tensor  # 1 where the row may be learnt from, else 0
 
 
-@dataclass
 class Chosen:
-    """Rows of a rollout that are still to be gathered: on a GPU that is part of the captured update.
+    """A batch whose rows are still to be gathered: on a GPU that is part of the captured update, and so is what the
+    experience is told of them.
 
-    A captured update reads `rows` and `frames` where they lay when it was captured, hence `addresses`.
+    A captured update copies the `INPUTS` and reads everything else where it lay when it was captured, hence `places`.
     """
+
+    INPUTS: ClassVar[tuple[str, ...]]  # the fields that tell one batch from the next
+
+    def gather(self) -> Any:
+        """The batch itself."""
+        raise NotImplementedError
+
+    def places(self) -> tuple[int, ...]:
+        """Addresses and sizes of what is read; a captured update is of no use when they have changed."""
+        raise NotImplementedError
+
+    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
+        """New priorities of the rows."""
+        raise NotImplementedError
+
+    def changed_by_feedback(self) -> list[Tensor]:
+        return []
+
+
+@dataclass
+class ChosenRows(Chosen):
+    """Rows of a rollout."""
+
+    INPUTS: ClassVar = ("chosen",)
 
     chosen: Tensor  # [N] int64
     rows: PolicyBatch  # all rows of the rollout, [T*B] each
@@ -161,7 +185,7 @@ class Chosen:
             **{name: getattr(self.rows, name).index_select(0, self.chosen) for name in others},
         )
 
-    def addresses(self) -> tuple[int, ...]:
+    def places(self) -> tuple[int, ...]:
         return (self.frames.data_ptr(), *(getattr(self.rows, f.name).data_ptr() for f in fields(self.rows)))
 
 

@@ -1,20 +1,26 @@
-"""The learner of a GPU without one: its updates run eagerly, as after a capture that failed. More is in `tests/gpu`."""
+"""The learner of a GPU without one: its updates run eagerly, as after a capture that failed, or are played from a tape,
+as from a graph. More is in `tests/gpu`."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
+from tape import TapeCapturer
 
-from phalanx import captured_learner
+from phalanx import captured_learner, learner
 from phalanx.captured_learner import CapturedLearner
 from phalanx.errors import NotFinite
 from phalanx.presets import preset
+from phalanx.replay.experience import Replay
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.topologies import serial
+
+ON_TAPE = "rmsprop-inside"  # a rule that does the same on a CPU as on a GPU
 
 
 class Eager:
@@ -26,15 +32,32 @@ class Eager:
         return work
 
 
+def clip_without_a_look(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """As on a GPU."""
+    norm = torch.linalg.vector_norm(gradient)
+    gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
+
+
 @pytest.fixture
 def replica_of(monkeypatch):
-    """A replica of a preset, with the captured learner or without."""
-    monkeypatch.setattr(captured_learner, "Capturer", Eager)
+    """A replica of a preset, with the captured learner or without; with a tape for a graph it also draws from memory as
+    it does on a GPU."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
 
-    def make(name: str, captured: bool = True) -> Replica:
-        experiment, compute = preset(name).validate(), Compute(torch.device("cpu"))
+    def make(name: str, captured: bool = True, taped: bool = False, rule: str = "", **algorithm: Any) -> Replica:
+        monkeypatch.setattr(captured_learner, "Capturer", TapeCapturer if taped else Eager)
+        experiment, compute = preset(name), Compute(torch.device("cpu"))
+        experiment = dataclasses.replace(
+            experiment,
+            algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
+            optimizer=dataclasses.replace(experiment.optimizer, rule=rule or experiment.optimizer.rule),
+        ).validate()
         replica = Replica(experiment, serial.make_envs(experiment, compute, print), compute, print)
+        if taped:
+            monkeypatch.setattr(learner, "global_norm_clip", clip_without_a_look)
+        if taped and isinstance(replica.experience, Replay):
+            replica.experience.storage.may_look = False
         mine = replica.learner
         if captured:
             replica.learner = CapturedLearner(
@@ -74,6 +97,51 @@ def test_it_learns_what_the_learner_learns(replica_of, name):
         iterate_until_it_learns(replica)
         flats.append(replica.parameters.flat.clone())
     torch.testing.assert_close(*flats, rtol=0, atol=1e-5)  # it keeps the learning rate in float32
+
+
+@pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch", "dqn-catch", "c51-catch", "eps-rainbow-catch"])
+def test_what_is_captured_learns_what_the_learner_learns(replica_of, name):
+    """Through a memory that is full and goes round, so that what graphs read of it moves."""
+    memory = {"replay_size": 600, "learning_starts": 200} if hasattr(preset(name).algorithm, "replay_size") else {}
+    replicas = [replica_of(name, captured, captured, ON_TAPE, **memory) for captured in (True, False)]
+    for replica in replicas:
+        while replica.progress.steps < 1500:
+            replica.iterate()
+    taped, eager = replicas
+    assert taped.progress.updates == eager.progress.updates > 10
+    assert len(taped.learner.graphs) < 4
+    torch.testing.assert_close(taped.parameters.flat, eager.parameters.flat, rtol=0, atol=1e-5)
+    if name == "eps-rainbow-catch":
+        torch.testing.assert_close(
+            taped.experience.index.leaves[:-1], eager.experience.index.leaves[:-1], rtol=1e-3, atol=1
+        )
+
+
+def test_a_table_that_grows_makes_a_captured_update_stale(replica_of):
+    replica = replica_of("dqn-catch", taped=True, rule=ON_TAPE)
+    iterate_until_it_learns(replica)
+    (before,) = replica.learner.graphs.values()
+    storage = replica.experience.storage
+    storage._keep_last_frames([storage.drawable[0]], storage.frames.view(-1, *storage.frames.shape[2:])[:1] + 1)
+    replica.iterate()
+    (after,) = replica.learner.graphs.values()
+    assert after is not before
+
+
+@pytest.mark.parametrize("name", ["dqn-catch", "eps-rainbow-catch"])
+def test_a_batch_drawn_late_that_was_not_finite_is_shown(replica_of, name):
+    """And nothing is learnt from then on, so that the same rows are drawn again when it is to be shown."""
+    replica = replica_of(name, taped=True, rule=ON_TAPE)
+    iterate_until_it_learns(replica)
+    storage = replica.experience.storage
+    storage.reward.view(-1)[storage.drawable[5] % storage.rows] = math.nan
+    before = replica.parameters.flat.clone()
+    with pytest.raises(NotFinite, match="one of the updates before") as error:
+        for _ in range(200):
+            before = replica.parameters.flat.clone()
+            replica.iterate()
+    assert not torch.isfinite(error.value.batch.returns).all()
+    assert torch.isfinite(replica.parameters.flat).all() and torch.isfinite(before).all()
 
 
 @pytest.mark.parametrize("name", ["dqn-catch", "eps-rainbow-catch"])

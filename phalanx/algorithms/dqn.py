@@ -47,7 +47,7 @@ class DQN:
         independent = not config.prioritized and config.target_clock != "updates"
         self.batches_ahead = max(1, ROWS_AHEAD // config.batch_size) if independent else 1
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ReplayBatch]:
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[Any]:
         """A fixed number of batches per rollout, none before the memory is warm (again, if resumed without it)."""
         memory = cast(Memory, experience)
         if progress.steps < self.config.learning_starts or not memory.ready(self.refill):
@@ -57,7 +57,7 @@ class DQN:
             self.refresh_target(progress)
             rows = size * min(self.batches_ahead, self.updates - done)
             drawn = memory.take(rows, self.importance(progress), generator)
-            if rows > size and drawn.stacks.device.type == "cpu":  # one pass over many rows; a GPU has it in its graph
+            if rows > size and isinstance(drawn, ReplayBatch):  # one pass over many rows; a GPU has it in its graph
                 drawn = AheadBatch(**vars(drawn), next_values=self.target_values(drawn))
             for start in range(0, rows, size):
                 yield drawn[start : start + size]

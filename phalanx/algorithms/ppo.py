@@ -14,7 +14,7 @@ from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import PPOConfig
 from phalanx.seams import Experience
-from phalanx.types import Chosen, Loss, PolicyBatch, Progress, Rollout
+from phalanx.types import ChosenRows, Loss, PolicyBatch, Progress, Rollout
 
 
 class PPO:
@@ -25,14 +25,14 @@ class PPO:
         self.kept: dict[str, Tensor] = {}
         self.clip = Schedule(config.clip, config.clip if config.final_clip is None else config.final_clip, total_steps)
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[Chosen]:
+    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ChosenRows]:
         rollout: Rollout = experience.take()
         rows = self._keep(policy_batch(rollout, self.config.discount, self.config.gae_lambda))
         size = rows.action.shape[0] // self.config.minibatches
         for _ in range(self.config.epochs):
             order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
             for chosen in order.split(size):
-                yield Chosen(chosen, rows, rollout.frames)
+                yield ChosenRows(chosen, rows, rollout.frames)
 
     def _keep(self, rows: PolicyBatch) -> PolicyBatch:
         """The same rows, with what is no part of the rollout in the same memory for every rollout of that size."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from phalanx.errors import require
 from phalanx.replay.indexing import Index, PrioritizedIndex, UniformIndex, index_bytes
 from phalanx.replay.storage import FrameStorage, frame_bytes, free_bytes, storage_bytes
 from phalanx.seams import Saver
-from phalanx.types import EnvSpec, ReplayBatch, Rollout
+from phalanx.types import Chosen, EnvSpec, ReplayBatch, Rollout
 
 RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs; of page-locked host memory to all others
 FRAMES_ON_HOST = "frames lie in page-locked memory of the host, as the GPU has no room for them"
@@ -49,6 +50,34 @@ class Latest:
     def restore(self, state: dict[str, Any], directory: Path) -> None: ...
 
 
+@dataclass
+class DrawnRows(Chosen):
+    """A batch of a memory before it is known which rows it has: that depends on the priorities when it is gathered."""
+
+    INPUTS: ClassVar = ("chance", "importance_exponent")
+
+    chance: Tensor  # [N], uniform in [0, 1)
+    importance_exponent: Tensor
+    memory: Replay
+
+    def __getitem__(self, rows: slice) -> DrawnRows:
+        return replace(self, chance=self.chance[rows])
+
+    def gather(self) -> ReplayBatch:
+        return self.memory.read(self.chance, self.importance_exponent)
+
+    def places(self) -> tuple[int, ...]:
+        """Of the memory's tables only that of truncated episodes' last frames grows."""
+        table = self.memory.storage.last_frames
+        return id(self.memory), table.data_ptr(), len(table)
+
+    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
+        self.memory.feedback(ids, priorities)
+
+    def changed_by_feedback(self) -> list[Tensor]:
+        return self.memory.index.changed_by_update()
+
+
 class Replay:
     """A memory of many rollouts: the storage holds the rows, the index chooses among them."""
 
@@ -74,12 +103,20 @@ class Replay:
         """The next rollout does not continue the last one: environments began anew."""
         self.storage.sever()
 
-    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch:
-        """A batch drawn from memory; the exponent 1 undoes the bias of prioritised draws."""
+    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch | DrawnRows:
+        """A batch drawn from memory; the exponent 1 undoes the bias of prioritised draws. For a GPU it is drawn later,
+        as part of the update."""
         if len(self.index) == 0:
             raise RuntimeError("nothing can be drawn yet")
-        ids, weight = self.index.draw(batch_size, importance_exponent, generator)
-        return self.storage.read(ids, weight)
+        device = self.storage.device
+        chance = torch.rand(batch_size, generator=generator, device=device, dtype=torch.float64)
+        if self.storage.may_look:
+            return self.read(chance, importance_exponent)
+        return DrawnRows(chance, torch.full((), importance_exponent, device=device, dtype=torch.float64), self)
+
+    def read(self, chance: Tensor, importance_exponent: float | Tensor) -> ReplayBatch:
+        """The rows that such chances lead to now."""
+        return self.storage.read(*self.index.draw(chance, importance_exponent))
 
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         self.index.update(ids, priorities)

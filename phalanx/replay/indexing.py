@@ -1,7 +1,8 @@
 """Which rows of the replay memory are drawn: uniformly, or by priority. Works on any device without host sync in draws.
 
 The storage says after each put which ids are drawable; an index follows with `move`. Ids are absolute (see storage):
-id % rows is the place of a row in the ring, and an id outside the drawable range is a row that is gone.
+id % rows is the place of a row in the ring, and an id outside the drawable range is a row that is gone. Everything that
+`draw` and `update` read or change lives in tensors that stay where they are, so that both can be part of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class Index(Protocol):
     def move(self, drawable: range, cut: Tensor) -> None:
         """Follow the storage: ids before `drawable` are gone, ids after the last one known are new. `cut` [rows]."""
 
-    def draw(self, count: int, importance_exponent: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Ids [count] and their importance weights."""
+    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [N] and their importance weights; `chance` [N], uniform in [0, 1), decides."""
 
     def update(self, ids: Tensor, priorities: Tensor) -> None: ...
+
+    def changed_by_update(self) -> list[Tensor]: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -43,7 +46,8 @@ class UniformIndex:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.queue = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.first = self.last = 0  # absolute positions in the queue
+        self.first = self.last = 0  # absolute positions in the queue,
+        self.span = torch.zeros(2, dtype=torch.int64, device=device)  # the first one and how many there are
         self.drawable = range(0)
 
     def __len__(self) -> int:
@@ -59,15 +63,18 @@ class UniformIndex:
         self.queue[torch.arange(self.last, self.last + len(ids), device=device) % rows] = ids
         self.last += len(ids)
         self.drawable = drawable
+        note(self.span, self.first, len(self))
 
-    def draw(self, count: int, importance_exponent: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        device = self.queue.device
-        chance = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
-        ids = self.queue[((chance * len(self)).long() + self.first) % len(self.queue)]
-        return ids, torch.ones(count, device=device)
+    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+        first, count = self.span
+        ids = self.queue[((chance * count).long() + first) % len(self.queue)]
+        return ids, torch.ones(len(chance), device=chance.device)
 
     def update(self, ids: Tensor, priorities: Tensor) -> None:
         """Uniform draws have no priorities."""
+
+    def changed_by_update(self) -> list[Tensor]:
+        return []
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -91,6 +98,7 @@ class PrioritizedIndex:
         self.greatest = torch.tensor(UNIT, device=device)
         self.count = 0
         self.drawable = range(0)
+        self.span = torch.zeros(2, dtype=torch.int64, device=device)  # its ends
 
     def __len__(self) -> int:
         return self.count
@@ -110,21 +118,20 @@ class PrioritizedIndex:
             self._sum(rows)
         self.count += int(counts)
         self.drawable = drawable
+        note(self.span, drawable.start, drawable.stop)
 
-    def draw(self, count: int, importance_exponent: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One id from each of `count` equal parts of the total priority."""
-        device = self.leaves.device
-        chance = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
+    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+        """One id from each of N equal parts of the total priority."""
         cumulative = self.sums.cumsum(0)
         total = cumulative[-1]
-        part = (torch.arange(count, device=device) + chance) / count
+        part = (torch.arange(len(chance), device=chance.device) + chance) / len(chance)
         point = torch.minimum((part * total).long(), total - 1)
         block = torch.searchsorted(cumulative, point, right=True)
         inside = point - (cumulative[block] - self.sums[block])
         leaves = self.leaves.index_select(0, block)
         leaf = torch.searchsorted(leaves.cumsum(1), inside[:, None], right=True)
         rows = block * BLOCK + leaf.squeeze(1)
-        start = self.drawable.start
+        start = self.span[0]
         weight = importance_weights(leaves.gather(1, leaf).squeeze(1) / total, importance_exponent)
         return start + (rows - start) % self.rows, weight
 
@@ -132,14 +139,17 @@ class PrioritizedIndex:
         """New priorities; of equal ids the greatest counts, rows that are gone or cut are left alone, and so are those
         whose priority is no number: on a GPU a loss that is not finite is reported later."""
         leaves, rows = self.leaves.view(-1), ids % self.rows
-        known = (ids >= self.drawable.start) & (ids < self.drawable.stop) & (leaves[rows] > 0) & ~priorities.isnan()
+        known = (ids >= self.span[0]) & (ids < self.span[1]) & (leaves[rows] > 0) & ~priorities.isnan()
         rows = torch.where(known, rows, len(self.sums) * BLOCK)
         values = self._fixed_point(priorities)
         leaves.scatter_reduce_(0, rows, values, "amax", include_self=False)
-        self.greatest = torch.maximum(self.greatest, (values * known).max())
+        torch.maximum(self.greatest, (values * known).max(), out=self.greatest)
         # equal blocks are written several times, with equal sums; the block outside the tree is written nowhere
         blocks = (rows // BLOCK).clamp(max=len(self.sums) - 1)
         self.sums[blocks] = self.leaves.index_select(0, blocks).sum(1)
+
+    def changed_by_update(self) -> list[Tensor]:
+        return [self.leaves, self.sums, self.greatest]
 
     def _fixed_point(self, priorities: Tensor) -> Tensor:
         scaled = priorities.detach().nan_to_num().double().pow(self.exponent) * UNIT
@@ -154,7 +164,7 @@ class PrioritizedIndex:
         leaves = self.leaves.view(-1)
         parts = [leaves[rows] for rows in ring_slices(self.drawable, self.rows)]
         saved = torch.cat(parts) if parts else leaves[:0]
-        return {"first": self.drawable.start, "leaves": saved, "greatest": self.greatest}
+        return {"first": self.drawable.start, "leaves": saved, "greatest": self.greatest.clone()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The priorities of rows that were drawable then and are now: with another n they are not all the same. Which
@@ -169,7 +179,7 @@ class PrioritizedIndex:
             leaves[rows] = torch.where((leaves[rows] > 0) & (known > 0), known, leaves[rows])
             self._sum(rows)
             done += count
-        self.greatest = state["greatest"].to(leaves.device)
+        self.greatest.copy_(state["greatest"])
 
 
 def changes(old: range, new: range) -> tuple[range, range]:
@@ -177,7 +187,13 @@ def changes(old: range, new: range) -> tuple[range, range]:
     return range(old.start, max(old.start, min(old.stop, new.start))), range(max(old.stop, new.start), new.stop)
 
 
-def importance_weights(probabilities: Tensor, exponent: float) -> Tensor:
+def note(span: Tensor, *numbers: int) -> None:
+    """Write numbers where draws read them, without waiting for a device."""
+    for place, number in zip(span, numbers, strict=True):
+        place.fill_(number)
+
+
+def importance_weights(probabilities: Tensor, exponent: float | Tensor) -> Tensor:
     """(rows * p) ** -exponent, divided by the greatest of the batch; the number of rows cancels."""
     return (probabilities / probabilities.min()).pow(-exponent).float()
 

@@ -76,6 +76,7 @@ class FrameStorage:
                 f"{(stack + n_step) * environments}"
             )
         self.rows = self.length * environments
+        self.may_look = device.type == "cpu"  # there it is free; with a GPU one would wait for all work before
         self.written = 0  # time rows ever written
         self.snapshot: Snapshot | None = None
         # zeros, not empty: the system hands out such memory lazily, and no read ever meets a stray NaN
@@ -165,8 +166,7 @@ class FrameStorage:
         history = self.history.view(-1)
         next_stacks, next_history = self._stacks(following), history[following]
         truncated = last_end == TRUNCATED
-        # on a CPU a look is free and spares a copy of frames; on a GPU it would wait for all work before
-        if self.held and (self.device.type != "cpu" or bool(truncated.any())):
+        if len(self.last_frames) and not (self.may_look and not bool(truncated.any())):
             next_history = torch.where(truncated, (history[last] + 1).clamp(max=self.stack), next_history)
             frames = self.last_frames.index_select(0, self.last_slot.view(-1)[last])
             shape = (-1, *[1] * (frames.dim() - 1))

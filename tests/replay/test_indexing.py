@@ -26,6 +26,10 @@ def prioritized(priorities: list[float], exponent: float = 1.0) -> PrioritizedIn
     return index
 
 
+def chance(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
 def chi_square_is_plausible(counts: np.ndarray, probabilities: np.ndarray) -> bool:
     expected = counts.sum() * probabilities
     freedom = len(counts) - 1
@@ -81,7 +85,7 @@ def test_draws_follow_the_priorities() -> None:
     generator = torch.Generator().manual_seed(0)
     counts = np.zeros(len(priorities))
     for _ in range(4000):
-        ids, _ = index.draw(5, 0.5, generator)
+        ids, _ = index.draw(chance(5, generator), 0.5)
         np.add.at(counts, ids.numpy(), 1)
     weights = np.sqrt(priorities)
     assert counts[weights == 0].sum() == 0
@@ -90,7 +94,7 @@ def test_draws_follow_the_priorities() -> None:
 
 def test_draws_are_stratified() -> None:
     """Of n equal rows each is drawn exactly once in a batch of n."""
-    ids, _ = prioritized([1.0] * 300).draw(300, 1.0, torch.Generator().manual_seed(0))
+    ids, _ = prioritized([1.0] * 300).draw(chance(300, torch.Generator().manual_seed(0)), 1.0)
     assert ids.tolist() == list(range(300))
 
 
@@ -103,7 +107,7 @@ def test_uniform_draws_are_uniform_and_never_cut() -> None:
     index.move(range(8, 45), cut)
     expected = [i for i in range(8, 45) if i not in (43, 30)]
     generator = torch.Generator().manual_seed(0)
-    ids, weight = index.draw(20_000, 0.5, generator)
+    ids, weight = index.draw(chance(20_000, generator), 0.5)
     numbers, counts = np.unique(ids.numpy(), return_counts=True)
     assert numbers.tolist() == expected
     assert chi_square_is_plausible(counts, np.full(len(expected), 1 / len(expected)))
@@ -117,7 +121,7 @@ def test_importance_weights_in_closed_form(exponent: float) -> None:
     raw = (rows * probabilities) ** -exponent
     assert torch.allclose(importance_weights(probabilities, exponent).double(), raw / raw.max(), rtol=1e-6)
     index = prioritized([1.0, 2.0, 4.0])
-    ids, weight = index.draw(64, exponent, torch.Generator().manual_seed(0))
+    ids, weight = index.draw(chance(64, torch.Generator().manual_seed(0)), exponent)
     assert torch.allclose(weight, (2.0**ids) ** -exponent, rtol=1e-6)
 
 
@@ -153,7 +157,7 @@ def test_a_priority_that_is_no_number_touches_nothing() -> None:
     index.update(torch.tensor([0, 2]), torch.tensor([math.nan, 8.0]))
     assert index.leaves[0, :3].tolist() == [UNIT, 2 * UNIT, 8 * UNIT]
     index.update(torch.tensor([1]), torch.tensor([math.inf]))  # as great as can be
-    assert index.draw(100, 1.0, torch.Generator().manual_seed(0))[0].unique().tolist() == [1]
+    assert index.draw(chance(100, torch.Generator().manual_seed(0)), 1.0)[0].unique().tolist() == [1]
 
 
 @pytest.mark.parametrize(("then", "now"), [(range(4, 10), range(4, 12)), (range(4, 12), range(6, 10))])
@@ -192,7 +196,7 @@ def test_a_million_leaves_are_summed_exactly() -> None:
     index.restore({"leaves": torch.ones(rows, dtype=torch.int64), "greatest": torch.tensor(UNIT)})
     index.update(torch.tensor([123_456]), torch.tensor([1e6]))
     assert int(index.sums.sum()) == rows - 1 + int(index.leaves.view(-1)[123_456])
-    ids, _ = index.draw(512, 0.4, torch.Generator().manual_seed(0))
+    ids, _ = index.draw(chance(512, torch.Generator().manual_seed(0)), 0.4)
     assert ids.tolist().count(123_456) >= 511
 
 
@@ -202,7 +206,7 @@ def test_the_only_row_among_a_million_is_found() -> None:
     cut = torch.ones(rows, dtype=torch.bool)
     cut[777_777] = False
     index.move(range(rows), cut)
-    ids, weight = index.draw(512, 0.4, torch.Generator().manual_seed(0))
+    ids, weight = index.draw(chance(512, torch.Generator().manual_seed(0)), 0.4)
     assert set(ids.tolist()) == {777_777}
     assert torch.equal(weight, torch.ones(512))
 

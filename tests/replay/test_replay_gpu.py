@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from phalanx.config import DQNConfig
+from phalanx.learner import gathered
 from phalanx.replay import experience
 from phalanx.replay.experience import RESERVE, Replay, make_replay
 from phalanx.runtime import pages
@@ -71,7 +72,7 @@ def test_a_gpu_reads_what_a_cpu_reads(prioritized: bool) -> None:
     copy = card.storage.read(batch.ids.cuda(), batch.weight.cuda())
     for name, values in vars(batch).items():
         assert torch.allclose(getattr(copy, name).cpu().double(), values.double()), name
-    drawn = card.take(64, 0.5, torch.Generator("cuda").manual_seed(1)).ids.cpu()
+    drawn = gathered(card.take(64, 0.5, torch.Generator("cuda").manual_seed(1))).ids.cpu()
     assert not host.storage.cut.view(-1)[drawn % host.storage.rows].any()
     host.feedback(batch.ids, batch.returns + 1)
     card.feedback(copy.ids, copy.returns + 1)
@@ -86,7 +87,7 @@ def test_nothing_between_draw_and_feedback_waits_for_the_gpu(prioritized: bool) 
     generator = torch.Generator("cuda").manual_seed(0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch = replay.take(64, 0.5, generator)
+        batch = gathered(replay.take(64, 0.5, generator))
         replay.feedback(batch.ids, batch.returns.abs())
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -107,9 +108,9 @@ def test_frames_on_the_host_are_read_as_those_on_the_card(
     assert saver is not None
     saver(tmp_path)
     restored.restore(on_host.state(), tmp_path)
-    expected = on_card.take(64, 0.5, torch.Generator(cuda).manual_seed(1))
+    expected = gathered(on_card.take(64, 0.5, torch.Generator(cuda).manual_seed(1)))
     for replay in (on_host, restored):
-        batch = replay.take(64, 0.5, torch.Generator(cuda).manual_seed(1))
+        batch = gathered(replay.take(64, 0.5, torch.Generator(cuda).manual_seed(1)))
         for name, values in vars(batch).items():
             assert torch.equal(values, getattr(expected, name)), name
 

@@ -181,7 +181,7 @@ def test_every_row_reads_as_the_list_of_episodes_says(
             index.move(storage.drawable, storage.cut.view(-1))
             assert len(index) == len(expected)
             if expected:
-                drawn, _ = index.draw(16, 0.5, generator)
+                drawn, _ = index.draw(torch.rand(16, generator=generator, dtype=torch.float64), 0.5)
                 assert set(drawn.tolist()) <= set(expected)
         ids = torch.tensor(expected, dtype=torch.int64)
         if expected:
