@@ -84,7 +84,7 @@ class CapturedLearner(Learner):
         self.sums = torch.zeros(32, device=device)
         self.count = 0
         self.good = torch.ones((), dtype=torch.bool, device=device)  # was every update finite so far?
-        self.last: CapturedUpdate
+        self.last: CapturedUpdate | None = None
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
         self.rate.fill_(self.learning_rate(progress))
@@ -92,14 +92,21 @@ class CapturedLearner(Learner):
             self.scalars[name].fill_(value)
         key = (*(tensor.shape for tensor in inputs(batch)), *places(batch))
         if key not in self.graphs:
-            self.graphs = {key: update for key, update in self.graphs.items() if not update.is_stale()}
+            self._forget_stale()
             self.graphs[key] = CapturedUpdate(self, batch)
-        self.last = self.graphs[key]
-        priorities = self.last.run(batch, self.good)
+        self.last = update = self.graphs[key]
+        priorities = update.run(batch, self.good)
         self.store.version += 1
         progress.version = self.store.version
         self.count += 1
         return priorities
+
+    def _forget_stale(self) -> None:
+        """Give the memory of updates back that are of no use any more: torch does not do so while it captures."""
+        fresh = {key: update for key, update in self.graphs.items() if not update.is_stale()}
+        if len(fresh) < len(self.graphs):
+            self.graphs, self.last = fresh, None
+            torch.cuda.empty_cache()
 
     def changed(self) -> list[Tensor]:
         """Everything an update changes here."""

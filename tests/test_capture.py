@@ -100,3 +100,33 @@ def test_an_end_that_fails_late_is_a_reason_too(cuda, monkeypatch):
     monkeypatch.setattr(Graph, "capture_end", too_late)
     assert graphs.record(lambda: None) == (None, "the graph cannot be instantiated")
     assert cuda.idle()
+
+
+class Stream:
+    def wait_stream(self, other): ...
+
+    def __enter__(self): ...
+
+    def __exit__(self, *exception): ...
+
+
+@pytest.mark.parametrize("when", [1, 2, 3], ids=["first warm-up", "second warm-up", "capture"])
+def test_what_an_interrupted_capture_has_done_is_undone(cuda, monkeypatch, when):
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    count, calls = 0, 0
+
+    def work():
+        nonlocal count, calls
+        count, calls = count + 1, calls + 1
+        if calls == when:
+            raise KeyboardInterrupt
+
+    def undo():
+        nonlocal count
+        count = 0
+
+    with pytest.raises(KeyboardInterrupt):
+        graphs.Capturer("work", print).capture(work, undo, Stream())
+    assert count == 0

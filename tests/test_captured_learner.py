@@ -13,8 +13,10 @@ from tape import TapeCapturer
 
 from phalanx import captured_learner, learner
 from phalanx.captured_learner import CapturedLearner
+from phalanx.config import ToyConfig
 from phalanx.errors import NotFinite
 from phalanx.presets import preset
+from phalanx.replay import storage
 from phalanx.replay.experience import Replay
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
@@ -45,11 +47,14 @@ def replica_of(monkeypatch):
     it does on a GPU."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
 
-    def make(name: str, captured: bool = True, taped: bool = False, rule: str = "", **algorithm: Any) -> Replica:
+    def make(
+        name: str, captured: bool = True, taped: bool = False, rule: str = "", env: Any = None, **algorithm: Any
+    ) -> Replica:
         monkeypatch.setattr(captured_learner, "Capturer", TapeCapturer if taped else Eager)
         experiment, compute = preset(name), Compute(torch.device("cpu"))
         experiment = dataclasses.replace(
             experiment,
+            env=env or experiment.env,
             algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
             optimizer=dataclasses.replace(experiment.optimizer, rule=rule or experiment.optimizer.rule),
         ).validate()
@@ -99,11 +104,15 @@ def test_it_learns_what_the_learner_learns(replica_of, name):
     torch.testing.assert_close(*flats, rtol=0, atol=1e-5)  # it keeps the learning rate in float32
 
 
+@pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch", "dqn-catch", "c51-catch", "eps-rainbow-catch"])
-def test_what_is_captured_learns_what_the_learner_learns(replica_of, name):
-    """Through a memory that is full and goes round, so that what graphs read of it moves."""
+def test_what_is_captured_learns_what_the_learner_learns(replica_of, monkeypatch, name, truncates):
+    """Through a memory that is full and goes round, so that what graphs read of it moves, with and without episodes
+    that are cut short, for whose last frames there is a table that grows."""
+    monkeypatch.setattr(storage, "MIN_LAST_FRAMES", 8)
+    env = ToyConfig("counter", stack=2, length=5) if truncates else None
     memory = {"replay_size": 600, "learning_starts": 200} if hasattr(preset(name).algorithm, "replay_size") else {}
-    replicas = [replica_of(name, captured, captured, ON_TAPE, **memory) for captured in (True, False)]
+    replicas = [replica_of(name, captured, captured, ON_TAPE, env, **memory) for captured in (True, False)]
     for replica in replicas:
         while replica.progress.steps < 1500:
             replica.iterate()
@@ -121,8 +130,8 @@ def test_a_table_that_grows_makes_a_captured_update_stale(replica_of):
     replica = replica_of("dqn-catch", taped=True, rule=ON_TAPE)
     iterate_until_it_learns(replica)
     (before,) = replica.learner.graphs.values()
-    storage = replica.experience.storage
-    storage._keep_last_frames([storage.drawable[0]], storage.frames.view(-1, *storage.frames.shape[2:])[:1] + 1)
+    memory = replica.experience.storage
+    memory._keep_last_frames([memory.drawable[0]], memory.frames.view(-1, *memory.frames.shape[2:])[:1] + 1)
     replica.iterate()
     (after,) = replica.learner.graphs.values()
     assert after is not before
@@ -133,8 +142,8 @@ def test_a_batch_drawn_late_that_was_not_finite_is_shown(replica_of, name):
     """And nothing is learnt from then on, so that the same rows are drawn again when it is to be shown."""
     replica = replica_of(name, taped=True, rule=ON_TAPE)
     iterate_until_it_learns(replica)
-    storage = replica.experience.storage
-    storage.reward.view(-1)[storage.drawable[5] % storage.rows] = math.nan
+    memory = replica.experience.storage
+    memory.reward.view(-1)[memory.drawable[5] % memory.rows] = math.nan
     before = replica.parameters.flat.clone()
     with pytest.raises(NotFinite, match="one of the updates before") as error:
         for _ in range(200):

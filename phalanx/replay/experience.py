@@ -61,6 +61,7 @@ class DrawnRows(Chosen):
     memory: Replay
 
     def __getitem__(self, rows: slice) -> DrawnRows:
+        """Some of them; prioritised ones are drawn from equal parts of the whole batch, which cannot be divided."""
         return replace(self, chance=self.chance[rows])
 
     def gather(self) -> ReplayBatch:

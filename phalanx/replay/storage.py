@@ -28,7 +28,7 @@ from phalanx.types import EnvSpec, ReplayBatch, Rollout, torch_dtype
 TERMINATED, TRUNCATED = 1, 2  # codes in the table of episode ends; 0 where the episode goes on
 SAVED_AT_ONCE = 1 << 24  # bytes of frames written between two looks at who is waiting, or read at once
 SAVE_TIMEOUT = 600.0  # seconds a `put` waits for the rows it overwrites to be saved
-MIN_LAST_FRAMES = 8  # first size of the table of truncated episodes' last frames
+MIN_LAST_FRAMES = 256  # first size of the table of truncated episodes' last frames; graphs that read it go stale then
 TABLES = ("frames", "history", "action", "reward", "end", "cut")
 
 

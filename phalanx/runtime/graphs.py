@@ -35,11 +35,15 @@ class Capturer:
             return work
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                work()
+            try:
+                for _ in range(WARM_UPS):
+                    work()
+                    undo()
+                torch.cuda.synchronize()
+                graph, reason = record(work)
+            except BaseException:  # a signal's too: what is saved after it must not hold half of a warm-up
                 undo()
-            torch.cuda.synchronize()
-            graph, reason = record(work)
+                raise
             if graph is None:
                 undo()
         torch.cuda.current_stream().wait_stream(stream)

@@ -82,7 +82,7 @@ class Collector:
 
     @property
     def under_way(self) -> int:
-        """Steps that environments have taken of rollouts which are not collected yet."""
+        """Steps that environments have taken of rollouts which are not collected yet, masked ones too."""
         return sum(
             (rows.stop - rows.start) * ((done - self.collected) * self.horizon + steps)
             for rows, done, steps in zip(self.envs.groups, self.done, self.steps, strict=True)

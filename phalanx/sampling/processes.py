@@ -224,7 +224,7 @@ class ProcessEnvs:
         self.started = True
 
     def _orders(self, handle: WorkerHandle) -> Orders:
-        cores = self.cores
+        cores = self.cores or None
         if cores is not None and len(cores) >= self.layout.workers:
             cores = [cores[handle.number]]
         return Orders(

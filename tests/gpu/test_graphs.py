@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 import torch
 
-from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig
+from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig, ToyConfig
+from phalanx.errors import NotFinite
 from phalanx.presets import preset
 from phalanx.replay.experience import RESERVE
 from phalanx.replica import make_replica
@@ -42,7 +43,7 @@ def run(experiment, graphs, iterations, spoil=lambda replica: None, report=print
         envs.close()
 
 
-def experiment_of(name, overlap=False, rule=None, atari=False, **algorithm):
+def experiment_of(name, overlap=False, rule=None, atari=False, truncates=False, **algorithm):
     experiment = preset(name)
     if overlap and name.startswith("a2c"):
         algorithm["importance"] = True
@@ -56,6 +57,8 @@ def experiment_of(name, overlap=False, rule=None, atari=False, **algorithm):
     if atari:
         changes["env"] = ATARI
         changes["model"] = ModelConfig(torso="nips", padding=True, init="normc")
+    if truncates:
+        changes["env"] = ToyConfig("counter", stack=2, length=5)
     if rule:
         changes["optimizer"] = OptimizerConfig(rule=rule, learning_rate=1e-3)
     return dataclasses.replace(experiment, **changes)
@@ -77,6 +80,8 @@ CASES = {
     "dqn": ("dqn-catch", Q),
     "c51": ("c51-catch", Q),
     "eps-rainbow": ("eps-rainbow-catch", Q),
+    "dqn, truncated": ("dqn-catch", {**Q, "truncates": True}),
+    "eps-rainbow, truncated": ("eps-rainbow-catch", {**Q, "truncates": True}),
 }
 
 
@@ -177,6 +182,19 @@ def test_an_interruption_leaves_no_capture_open(spoiler):
         record(interrupted)
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.rand(3, device="cuda").sum().item() > 0
+
+
+@pytest.mark.parametrize("name", ["dqn", "eps-rainbow"])
+def test_a_batch_of_a_memory_that_was_not_finite_is_shown(name):
+    def spoil(replica):
+        while not replica.progress.updates:
+            replica.iterate()
+        replica.experience.storage.reward.fill_(torch.nan)
+
+    base, flags = CASES[name]
+    with pytest.raises(NotFinite, match="one of the updates before") as error:
+        run(experiment_of(base, **flags), True, 4, spoil)
+    assert not torch.isfinite(error.value.batch.returns).all()
 
 
 def test_frames_of_a_replay_memory_may_lie_on_the_host(monkeypatch):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,19 @@ from torch import Tensor
 from phalanx.config import DQNConfig
 from phalanx.errors import UserError
 from phalanx.replay import experience
+from phalanx.replay import storage as storage_module
 from phalanx.replay.experience import Replay, frames_on_host, make_replay
 from phalanx.replay.indexing import PrioritizedIndex, UniformIndex, index_bytes
 from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, ring_slices, storage_bytes
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tables_that_grow_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage_module, "MIN_LAST_FRAMES", 8)
+        yield
+
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec((2,), np.int32, actions=7)

@@ -72,7 +72,7 @@ def test_state_and_restore_with_another_number_of_workers():
         second.close()
 
 
-@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (3, 1)])
+@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (3, 1), (3, 2)])
 def test_workers_keep_to_their_cores(workers, kept):
     """One each, or, where there are fewer than workers, all of them."""
     cores = core_list()[-kept:]
