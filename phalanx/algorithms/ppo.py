@@ -60,7 +60,10 @@ class PPO:
         advantage = batch.advantage
         if config.normalize_advantage:
             advantage = normalised(advantage, share)
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        fixed = ratio.detach()
+        limited = fixed.clamp(1 - clip, 1 + clip)
+        # the lesser of both objectives; the limited one has no gradient, which autograd would find out in 19 kernels
+        surrogate = torch.where(fixed * advantage > limited * advantage, limited, ratio) * advantage
         value_error = (value - batch.returns).square()
         if config.value_clip:
             near = batch.value + (value - batch.value).clamp(-clip, clip)
@@ -70,8 +73,8 @@ class PPO:
             -surrogate,
             0.5 * value_error,
             -(probs * log_probs).sum(1),
-            (ratio - 1 - log_ratio).detach(),
-            ((ratio - 1).abs() > clip).float(),
+            fixed - 1 - log_ratio.detach(),
+            (fixed != limited).float(),
         ]
         means = (torch.stack(rows) * share).sum(1)
         policy_loss, value_loss, entropy = means[:3]

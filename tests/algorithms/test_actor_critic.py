@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phalanx.algorithms.a2c import A2C, mean_shares, normalised
 from phalanx.algorithms.ppo import PPO
@@ -40,6 +42,30 @@ def test_a_first_step_of_ppo_is_one_of_a2c(setting):
     ppo = PPO(PPOConfig(normalize_advantage=False, value_coef=1.0, entropy_coef=0.02), total_steps=1)
     a2c = A2C(A2CConfig(value_coef=0.5, entropy_coef=0.02))
     assert torch.allclose(gradient(ppo, *setting), gradient(a2c, *setting), atol=1e-6)
+
+
+@given(seed=st.integers(0, 2**32 - 1), spread=st.floats(0.01, 1.0), clip=st.floats(0.02, 0.4))
+@settings(max_examples=50, deadline=None)
+def test_the_policy_loss_is_the_papers_clipped_objective(seed, spread, clip):
+    """And so are its gradient and the share of rows that are clipped, with rows far from the old policy."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(64, 4, generator=generator, requires_grad=True)
+    action = torch.randint(4, (64,), generator=generator)
+    log_prob = torch.log_softmax(logits, 1).gather(1, action[:, None]).squeeze(1)
+    old = log_prob.detach() + spread * torch.randn(64, generator=generator) * (torch.arange(64) % 4 > 0)
+    advantage, nothing = torch.randn(64, generator=generator), torch.zeros(64)
+    batch = PolicyBatch(nothing, nothing, action, old, nothing, nothing, advantage, torch.ones(64))
+    config = PPOConfig(normalize_advantage=False, value_coef=0.0, entropy_coef=0.0)
+    loss = PPO(config, total_steps=1).loss(lambda *_: (logits, nothing), batch, {"clip": torch.tensor(clip)})
+    (ours,) = torch.autograd.grad(loss.total, logits, retain_graph=True)
+    ratio = (log_prob - old).exp()
+    limited = ratio.clamp(1 - torch.tensor(clip), 1 + torch.tensor(clip))
+    objective = torch.minimum(ratio * advantage, limited * advantage)
+    (theirs,) = torch.autograd.grad(-objective.mean(), logits)
+    torch.testing.assert_close(loss.total, -objective.mean())
+    torch.testing.assert_close(ours, theirs)
+    outside = ((ratio < 1 - clip) | (ratio > 1 + clip)).float().mean()
+    torch.testing.assert_close(loss.metrics["loss/clipped"], outside, atol=1 / 64 + 1e-6, rtol=0)
 
 
 def test_importance_changes_nothing_on_a_fresh_rollout(setting):
