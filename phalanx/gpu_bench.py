@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from phalanx.bench import check_lengths, learn_first, running_replica, show, speed, warm_up_until
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
-from phalanx.errors import UserError
+from phalanx.errors import UserError, unknown
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
@@ -63,14 +63,35 @@ def command(arguments: list[str]) -> int:
         default=3,
         help="measurements of training, three times as many of sampling; the median counts",
     )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
     check_lengths(options)
-    show(measure(options.seconds, options.repeats, flags), options.json)
+    show(measure(options.seconds, options.repeats, flags, plan(options.only)), options.json)
     return 0
 
 
-def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
+class Task(NamedTuple):
+    """One measurement."""
+
+    name: str
+    shape: Shape
+    game: str
+    learn: bool
+
+
+def plan(only: list[str] | None = None) -> list[Task]:
+    """Everything there is to measure, or what was asked for."""
+    tasks = [Task(game, SAMPLING, game, False) for game in GAMES]
+    tasks += [Task(name, shape, GAMES[0], True) for name, shape in ALGORITHMS.items()]
+    names = [task.name for task in tasks]
+    for name in only or ():
+        if name not in names:
+            raise unknown("measurement", name, names)
+    return [task for task in tasks if not only or task.name in only]
+
+
+def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -> dict[str, Any]:
     """One object with everything; flags change every experiment alike."""
     import torch
 
@@ -80,11 +101,9 @@ def measure(seconds: float, repeats: int, flags: list[str]) -> dict[str, Any]:
         raise UserError("phalanx bench gpu needs a GPU, but torch sees none; use phalanx bench sampling or training")
     cores = usable_cores()
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "cores": cores}
-    plan = [(game, SAMPLING, game, False) for game in GAMES]
-    plan += [(name, shape, GAMES[0], True) for name, shape in ALGORITHMS.items()]
     emulators: dict[tuple[str, int, int], BareEmulators] = {}  # by game, processes and emulators to a process
     with contextlib.ExitStack() as stack:
-        for name, shape, game, learn in plan:
+        for name, shape, game, learn in tasks:
             experiment = settled(shape, game, cores, flags)
             placement = place(experiment, "cuda")
             kind = experiment.env.name, max(placement.workers, cores), placement.envs_per_worker

@@ -9,6 +9,7 @@ from phalanx import gpu_bench
 from phalanx.__main__ import main
 from phalanx.config import SynchronousConfig
 from phalanx.emulators import BareEmulators
+from phalanx.errors import UserError
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
@@ -18,6 +19,13 @@ def test_every_shape_fits_any_number_of_cores(shape, cores):
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=True)
     assert experiment.sampler.environments == shape.envs_per_worker * shape.workers(cores)
+
+
+def test_a_part_of_it_can_be_measured():
+    assert [task.name for task in gpu_bench.plan()] == ["breakout", "pong", *gpu_bench.ALGORITHMS]
+    assert [task.name for task in gpu_bench.plan(["dqn_512", "pong"])] == ["pong", "dqn_512"]
+    with pytest.raises(UserError, match="unknown measurement 'dqn'"):
+        gpu_bench.plan(["dqn"])
 
 
 def test_the_busy_share_is_a_mean_of_percentages():
