@@ -56,13 +56,8 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=1.2, help="length of each measurement")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        help="measurements of training, three times as many of sampling; the median counts",
-    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of each measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind; the median counts")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -109,9 +104,7 @@ def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -
             kind = experiment.env.name, max(placement.workers, cores), placement.envs_per_worker
             if kind not in emulators:
                 emulators[kind] = stack.enter_context(BareEmulators(*kind))
-            # sampling is so near to its limit that the noise of a few windows would hide the difference
-            windows = repeats if learn else 3 * repeats
-            results[name] = beside_emulator(experiment, emulators[kind], seconds, windows, learn)
+            results[name] = beside_emulator(experiment, emulators[kind], seconds, repeats, learn)
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
