@@ -24,21 +24,22 @@ from phalanx.errors import UserError, unknown
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
-SETTLING = 4.0  # seconds in which graphs are captured, and environments move to the faster cores
+SETTLING = 2.0  # seconds in which graphs are captured and caches filled
 SILENCE = 0.1  # seconds in which workers finish what they were asked for
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about, and many
-    squads, so that few wait for each other. Beside a busy learner workers have a core each, and leave one to it."""
+    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about, and a squad
+    for each two, so that few wait for each other. A busy learner has a core of its own."""
 
     preset: str
     horizon: int
     busy: bool = False
     envs_per_worker: int = 24  # each takes a fifth of a second to make; with more the owner is called less often
 
-    def workers(self, cores: int) -> int:
-        return max(1, cores - 1) if self.busy else 2 * cores
+    def cores(self, cores: int) -> int:
+        """How many of this machine's cores the workers have."""
+        return max(1, cores - 1) if self.busy else cores
 
 
 SAMPLING = Shape("ppo", 16, envs_per_worker=48)
@@ -56,8 +57,8 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind; the median counts")
+    parser.add_argument("--seconds", type=float, default=0.6, help="length of each measurement, at least")
+    parser.add_argument("--repeats", type=int, default=6, help="measurements of each kind; the median counts")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -101,7 +102,7 @@ def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -
         for name, shape, game, learn in tasks:
             experiment = settled(shape, game, cores, flags)
             placement = place(experiment, "cuda")
-            kind = experiment.env.name, max(placement.workers, cores), placement.envs_per_worker
+            kind = experiment.env.name, max(placement.workers, 2 * cores), placement.envs_per_worker
             if kind not in emulators:
                 emulators[kind] = stack.enter_context(BareEmulators(*kind))
             results[name] = beside_emulator(experiment, emulators[kind], seconds, repeats, learn)
@@ -117,12 +118,12 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
 
     base = preset(shape.preset)
     assert isinstance(base.env, AtariConfig)
-    workers = shape.workers(cores)
+    workers = 2 * shape.cores(cores)
     sampler = SamplerConfig(
         environments=workers * shape.envs_per_worker,
         horizon=shape.horizon,
         groups=2,
-        squads=4 if shape.busy else cores,
+        squads=workers // 2,
         workers=workers,
         pin=shape.busy,
         decorrelation=100,

@@ -18,7 +18,8 @@ def test_every_shape_fits_any_number_of_cores(shape, cores):
     experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=True)
-    assert experiment.sampler.environments == shape.envs_per_worker * shape.workers(cores)
+    assert experiment.sampler.environments == shape.envs_per_worker * 2 * shape.cores(cores)
+    assert experiment.sampler.squads == shape.cores(cores) and experiment.sampler.pin == shape.busy
 
 
 def test_a_part_of_it_can_be_measured():

@@ -28,19 +28,17 @@ def run(experiment, graphs, iterations, spoil=lambda replica: None, report=print
         experiment, run=dataclasses.replace(experiment.run, device="cuda", graphs=graphs, seed=3)
     ).validate()
     compute = choose_compute(experiment.run)
-    envs = synchronous.make_envs(experiment, compute, print)
-    try:
+    with contextlib.ExitStack() as stack:
+        envs = synchronous.make_envs(experiment, compute, print)
+        stack.callback(envs.close)
         replica = make_replica(experiment, envs, compute, report)
+        stack.callback(replica.close)
         spoil(replica)
         for _ in range(iterations):
             replica.iterate()
         torch.cuda.synchronize()
         rollout = replica.collector.lanes[(replica.collector.collected - 1) % len(replica.policies)].rollout
-        result = replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
-        replica.close()
-        return result
-    finally:
-        envs.close()
+        return replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
 
 
 def experiment_of(name, overlap=False, rule=None, atari=False, truncates=False, **algorithm):
