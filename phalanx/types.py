@@ -8,6 +8,7 @@ The unit of time is the agent step (usually 4 emulator frames); frames appear in
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -136,7 +137,7 @@ class PolicyBatch(Struct):
     weight: Tensor  # 1 where the row may be learnt from, else 0
 
 
-class Chosen:
+class Chosen(ABC):
     """A batch whose rows are still to be gathered: on a GPU that is part of the captured update, and so is what the
     experience is told of them.
 
@@ -145,20 +146,21 @@ class Chosen:
 
     INPUTS: ClassVar[tuple[str, ...]]  # the fields that tell one batch from the next
 
+    @abstractmethod
     def gather(self) -> Any:
         """The batch itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     def places(self) -> tuple[int, ...]:
         """Addresses and sizes of what is read; a captured update is of no use when they have changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         """New priorities of the rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def changed_by_feedback(self) -> list[Tensor]:
-        return []
+        """Everything that changes with them."""
 
 
 @dataclass
@@ -187,6 +189,12 @@ class ChosenRows(Chosen):
 
     def places(self) -> tuple[int, ...]:
         return (self.frames.data_ptr(), *(getattr(self.rows, f.name).data_ptr() for f in fields(self.rows)))
+
+    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
+        """Rows of a rollout have no priorities."""
+
+    def changed_by_feedback(self) -> list[Tensor]:
+        return []
 
 
 @dataclass
