@@ -103,14 +103,21 @@ def kept_by(saved: Experiment) -> list[str]:
     return kept + (["algorithm.prioritized"] if getattr(saved.algorithm, "checkpoint_replay", False) else [])
 
 
-def evaluate_command(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="phalanx eval", description="Play whole games and report raw scores.")
+def add_options_of_play(parser: argparse.ArgumentParser, games: int) -> None:
+    """What `eval` and `play` both want to know."""
     parser.add_argument("run", type=Path, help="directory of the run")
-    parser.add_argument("--games", type=int, default=30, help="games to play")
-    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
+    parser.add_argument("--games", type=int, default=games, help="games to play")
+    parser.add_argument(
+        "--greedy", action="store_true", help="always the best action: no draw, and no random one of Q-learning"
+    )
     parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games")
     parser.add_argument("--device", help="cpu or cuda instead of the run's device")
+
+
+def evaluate_command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="phalanx eval", description="Play whole games and report raw scores.")
+    add_options_of_play(parser, games=30)
     options = parser.parse_args(arguments)
     import statistics
 
@@ -123,20 +130,15 @@ def evaluate_command(arguments: list[str]) -> int:
     print(
         f"{len(scores)} games of {config.name}: mean {statistics.mean(scores):.2f}, deviation {spread:.2f}, "
         f"min {min(scores):g}, max {max(scores):g} (raw scores, whole games, "
-        f"{'greedy' if options.greedy else 'sampled'} actions, {progress.steps:,} steps of training)"
+        f"{'greedy' if options.greedy else 'drawn'} actions, {progress.steps:,} steps of training)"
     )
     return 0
 
 
 def play(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="phalanx play", description="Record games.")
-    parser.add_argument("run", type=Path, help="directory of the run")
+    add_options_of_play(parser, games=1)
     parser.add_argument("--video", type=Path, required=True, help="file to write, .mp4 or .gif")
-    parser.add_argument("--games", type=int, default=1, help="games to play")
-    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of sampling")
-    parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
-    parser.add_argument("--device", help="cpu or cuda instead of the run's device")
     parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
     options = parser.parse_args(arguments)
     from phalanx.logs.video import write_video

@@ -341,14 +341,14 @@ class RunConfig:
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 runs the network under autocast; parameters and losses stay float32. auto: what is faster here, found
-    by a short probe; always float32 on `serial`."""
+    """bfloat16 runs the network under autocast; parameters and losses stay float32. auto: on a GPU bfloat16, on a
+    CPU what a short probe finds faster; always float32 on `serial`."""
     graphs: bool = True
     """On a GPU, capture inference and updates as CUDA graphs; off runs the same work eagerly."""
     tf32: bool = False
     """On a GPU, allow TF32 in float32 matrix products and convolutions."""
     threads: int = 0
-    """Torch threads on a CPU; 0 means every core the process may use."""
+    """Torch threads of the owner; 0 means every core the process may use, and one with a GPU."""
     log_every: float = 5.0
     """Seconds between two records in metrics.jsonl."""
     checkpoint_every: float = 300.0

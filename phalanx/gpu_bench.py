@@ -159,7 +159,7 @@ def beside_emulator(
         warm_up_until(action, SETTLING)
         look_at_emulators()
         for _ in range(repeats):
-            action()  # environments may move after any pause: once now, not in every window
+            action()  # everyone is at work again, and has moved where environments may move after a pause
             replica.timing.reset()
             samples.append(speed(replica, action, seconds))
             shares.append(replica.timing.shares())

@@ -8,8 +8,7 @@ from phalanx.envs.frames import compiled
 from phalanx.presets import PRESETS
 from phalanx.probe import resolve_precision
 from phalanx.registry import MakeEnv, make_network
-from phalanx.replay.indexing import index_bytes
-from phalanx.replay.storage import storage_bytes
+from phalanx.replay.experience import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
@@ -89,9 +88,7 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
         rollout *= 3  # the one that is learnt from, and two that are collected
     replay = 0
     if isinstance(experiment.algorithm, DQNConfig):
-        rows = experiment.algorithm.replay_size
-        replay = storage_bytes(spec, experiment.sampler.environments, rows)
-        replay += index_bytes(rows, experiment.algorithm.prioritized)
+        replay = replay_bytes(experiment.algorithm, spec, experiment.sampler.environments)
     return [
         ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
         (

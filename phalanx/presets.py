@@ -285,7 +285,7 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
     "paac-nature": ("PAAC with the large network", _paac("nature")),
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
-    "a2c-pong": ("A2C with the small network in one process, tuned to learn Pong within a million steps", A2C_PONG),
+    "a2c-pong": ("A2C with the small network in one process, for Pong on two cores", A2C_PONG),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
     "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),

@@ -10,7 +10,7 @@ The loop they form, whatever the topology:
     while not finished:
         rollout = collector.collect(progress)   # VectorEnvs and Policy, step by step
         experience.put(rollout)
-        learner.learn(experience)               # Experience and ParameterStore, update by update
+        learner.learn(experience, progress)     # Experience and ParameterStore, update by update
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from phalanx.logs.checkpoint import Checkpoints, Loaded
 from phalanx.logs.logger import Logger
 from phalanx.logs.metrics import ScoreWindow
 from phalanx.registry import make_evaluation_policy
-from phalanx.replay.experience import FRAMES_ON_HOST, Replay
-from phalanx.replay.storage import storage_bytes
+from phalanx.replay.experience import FRAMES_ON_HOST, Replay, replay_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.runtime.watchdog import Watchdog
@@ -315,10 +314,10 @@ class Session:
 
     def _announce_warm_up(self) -> None:
         """Say what the replay memory takes and when learning will start."""
-        replay, spec = self.replica.experience, self.replica.envs.spec.seen
-        if not isinstance(replay, Replay):
+        replay, spec, algorithm = self.replica.experience, self.replica.envs.spec.seen, self.experiment.algorithm
+        if not (isinstance(replay, Replay) and isinstance(algorithm, DQNConfig)):
             return
-        memory = storage_bytes(spec, replay.storage.environments, replay.storage.rows)
+        memory = replay_bytes(algorithm, spec, replay.storage.environments)
         sentence = f"the replay memory of {replay.storage.rows:,} steps takes up to {memory / 1e9:.2f} GB"
         if replay.storage.frames_on_host:
             sentence += f"; its {FRAMES_ON_HOST}"

@@ -1,4 +1,4 @@
-"""A2C: one gradient step on each rollout. On `synchronous` with one group it is PAAC, on `asynchronous` A3C."""
+"""A2C: one gradient step on each rollout. On `synchronous` with one group it is PAAC."""
 
 from __future__ import annotations
 

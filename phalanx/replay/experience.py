@@ -141,12 +141,17 @@ class Replay:
         self.index.move(self.storage.drawable, self.storage.cut.view(-1))
 
 
+def replay_bytes(config: DQNConfig, spec: EnvSpec, environments: int) -> int:
+    """Of a full memory, rows and index."""
+    rows = config.replay_size // environments * environments
+    return storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
+
+
 def frames_on_host(config: DQNConfig, spec: EnvSpec, environments: int, device: torch.device) -> bool:
     """Must the frames, nearly all of a memory, lie in page-locked memory of the host because the device has no room?
     A memory that fits nowhere is refused, before anything is allocated."""
-    rows = config.replay_size // environments * environments
     frames = frame_bytes(spec, environments, config.replay_size)
-    needed = storage_bytes(spec, environments, config.replay_size) + index_bytes(rows, config.prioritized)
+    needed = replay_bytes(config, spec, environments)
     host = free_bytes(torch.device("cpu"))
     if device.type == "cpu":
         free = f"{gigabytes(host)} are free"

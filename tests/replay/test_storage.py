@@ -17,7 +17,7 @@ from phalanx.config import DQNConfig
 from phalanx.errors import UserError
 from phalanx.replay import experience
 from phalanx.replay import storage as storage_module
-from phalanx.replay.experience import Replay, frames_on_host, make_replay
+from phalanx.replay.experience import Replay, frames_on_host, make_replay, replay_bytes
 from phalanx.replay.indexing import PrioritizedIndex, UniformIndex, index_bytes
 from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, ring_slices, storage_bytes
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
@@ -322,7 +322,9 @@ def test_bytes_are_known_before_they_are_taken() -> None:
     index = PrioritizedIndex(150, 0.5, "one", CPU)
     assert abs(index_bytes(150, True) - index.leaves.nbytes - index.sums.nbytes) <= 2 * 8 * 128
     atari = EnvSpec((1, 84, 84), np.uint8, actions=18)
-    assert 7.0e9 < storage_bytes(atari, 16, 1_000_000) + index_bytes(1_000_000, True) < 7.3e9
+    config = DQNConfig(replay_size=1_000_000, prioritized=True)
+    assert replay_bytes(config, atari, 16) == storage_bytes(atari, 16, 1_000_000) + index_bytes(1_000_000, True)
+    assert 7.0e9 < replay_bytes(config, atari, 16) < 7.3e9
 
 
 ATARI = EnvSpec((1, 84, 84), np.uint8, 4)
