@@ -4,12 +4,12 @@ It gives the same numbers as `Learner`. A batch is copied into the graph's own b
 the choice is, and the graph gathers the rows and tells the experience of their priorities. Learning rate and scheduled
 numbers live on the device, so a captured update stays valid while they move. Nothing waits for the device: an update
 that is not finite leaves parameters and priorities as they were, those after it too, and `check` reports it at the end
-of the iteration.
+of the iteration, and puts the rule's state of its beginning back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from phalanx.learner import Learner, gathered, not_finite, still_to_tell
 from phalanx.parameters.local import LocalStore
 from phalanx.runtime.graphs import Capturer
+from phalanx.seams import Experience
 from phalanx.types import Chosen, Progress
 
 
@@ -85,6 +86,14 @@ class CapturedLearner(Learner):
         self.count = 0
         self.good = torch.ones((), dtype=torch.bool, device=device)  # was every update finite so far?
         self.last: CapturedUpdate | None = None
+        self.kept = [state.clone() for state in self.store.rule_state.values()]
+
+    def updates(self, experience: Experience, progress: Progress) -> Iterator[None]:
+        """Those of an iteration. The rule's state before them is kept: after one that is not finite the rule runs on
+        without a gradient, and its memory of gradients fades."""
+        for kept, state in zip(self.kept, self.store.rule_state.values(), strict=True):
+            kept.copy_(state)
+        yield from super().updates(experience, progress)
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
         self.rate.fill_(self.learning_rate(progress))
@@ -122,6 +131,8 @@ class CapturedLearner(Learner):
         """Was every update finite? Waits for the device."""
         if bool(self.good):
             return
+        for kept, state in zip(self.kept, self.store.rule_state.values(), strict=True):
+            state.copy_(kept)
         for update in sorted(self.graphs.values(), key=lambda update: update is self.last):
             batch = gathered(update.batch)
             loss, norm = self.gradient(batch, self.scalars)

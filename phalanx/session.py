@@ -31,7 +31,7 @@ from phalanx.registry import make_evaluation_policy
 from phalanx.replay.experience import FRAMES_ON_HOST, Replay, replay_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
-from phalanx.runtime.watchdog import Watchdog
+from phalanx.runtime.watchdog import STOPS, Watchdog
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.stored import save
@@ -189,17 +189,18 @@ class Session:
     def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
         """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
         last."""
+        # the state first: it waits for updates that may still be under way on the device after an interruption
+        state = {
+            "replica": self.replica.state(with_envs),
+            "scores": self.scores.state(),
+            "time_s": self.time_s,
+        }
         progress, weights = self.replica.progress, self.replica.weights()
         if not finite(weights):
             raise RunError(
                 f"the parameters are not finite after update {progress.updates}, so they are not saved; resume from "
                 f"the checkpoint before, with a lower optimizer.learning_rate"
             )
-        state = {
-            "replica": self.replica.state(with_envs),
-            "scores": self.scores.state(),
-            "time_s": self.time_s,
-        }
         contents = (weights, state, progress.steps, self._score())
         self.last_checkpoint = (time.perf_counter(), progress.updates)
         saver = self.replica.experience.saver()
@@ -208,16 +209,26 @@ class Session:
             return None
         self.saving = self.writing = True
         try:
-            self.background.finish()
+            self._finish_earlier()
             return self.checkpoints.write(*contents, saver)
         finally:
             self.saving, self.writing = False, last  # after the last one only the end is left
             if saver is not None:
                 saver.release()
 
+    def _finish_earlier(self) -> None:
+        """Wait for the checkpoint in the background. Should it have failed, the last one may still succeed."""
+        try:
+            self.background.finish()
+        except Exception as failure:
+            if self.background.busy:
+                raise
+            self.event(f"an earlier checkpoint could not be written: {failure}")
+
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
         """Run a topology to its end, whatever that is; the exit code."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup, for one, ignores
+        handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             with self.watchdog:
                 topology(self._adapted(), self)

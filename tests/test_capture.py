@@ -103,7 +103,12 @@ def test_an_end_that_fails_late_is_a_reason_too(cuda, monkeypatch):
 
 
 class Stream:
+    waited_for = False
+
     def wait_stream(self, other): ...
+
+    def synchronize(self):
+        self.waited_for = True
 
     def __enter__(self): ...
 
@@ -127,6 +132,8 @@ def test_what_an_interrupted_capture_has_done_is_undone(cuda, monkeypatch, when)
         nonlocal count
         count = 0
 
+    stream = Stream()
     with pytest.raises(KeyboardInterrupt):
-        graphs.Capturer("work", print).capture(work, undo, Stream())
+        graphs.Capturer("work", print).capture(work, undo, stream)
     assert count == 0
+    assert stream.waited_for  # what is saved next reads what was undone there

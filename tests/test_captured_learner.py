@@ -159,11 +159,14 @@ def test_what_was_not_finite_is_shown_and_nothing_is_learnt_from_then_on(replica
     iterate_until_it_learns(replica)
     seen = poison(replica, monkeypatch, "returns")
     before = replica.parameters.flat.clone()
+    rule_before = replica.learner.store.state()["rule"]
     with pytest.raises(NotFinite, match="one of the updates before") as error:
         replica.iterate()
     assert len(seen) > 2  # more updates followed
     assert not torch.isfinite(error.value.batch.returns).all()
     assert torch.equal(replica.parameters.flat, before)
+    for key, value in replica.learner.store.rule_state.items():
+        assert torch.equal(value, rule_before[key]), key
     if name == "eps-rainbow-catch":
         assert (replica.experience.index.sums >= 0).all()
 

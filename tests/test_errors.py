@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from safetensors.torch import load_file
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Identity
 from phalanx.errors import RunError
+from phalanx.logs.checkpoint import Checkpoints
 from phalanx.logs.directory import locked
 from phalanx.parameters.local import LocalStore
 from phalanx.replica import OverlappedReplica
-from phalanx.session import Session
+from phalanx.session import Interrupted, Session
 from runs import descendants, nan_reward, newest
 
 
@@ -61,6 +63,37 @@ class TestErrors:
         monkeypatch.setattr("phalanx.replay.storage.SAVE_TIMEOUT", 20.0)
         assert train("dqn-catch", *self.MEMORY, steps=30_000) == 1
         assert "No space left on device" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("end", ["signal", "error"])
+    def test_a_failed_save_in_the_background_does_not_cost_the_last_one(self, train, tmp_path, monkeypatch, end):
+        """The disk may have room again."""
+        write, after, failed = Checkpoints.write, Session.after_iteration, []
+
+        def full_once(checkpoints: Checkpoints, *arguments: Any) -> Path:
+            if not failed:
+                failed.append(True)
+                raise OSError(28, "No space left on device")
+            return write(checkpoints, *arguments)
+
+        def ending(session: Session) -> None:
+            after(session)
+            if session.background.thread is not None:
+                session.background.thread.join(20)
+                failed.append(session.replica.progress.steps)
+                if end == "error":
+                    raise ValueError("something else")
+                session.signal = signal.SIGTERM
+                raise Interrupted
+
+        monkeypatch.setattr(Checkpoints, "write", full_once)
+        monkeypatch.setattr(Session, "after_iteration", ending)
+        if end == "error":
+            with pytest.raises(ValueError, match="something else"):
+                train("dqn-catch", *self.MEMORY, steps=30_000)
+        else:
+            assert train("dqn-catch", *self.MEMORY, steps=30_000) == 143
+        assert failed[0] is True and newest(tmp_path / "run").steps == failed[1]
+        assert "an earlier checkpoint could not be written" in (tmp_path / "run/events.log").read_text()
 
     def test_a_run_is_written_by_one_process_only(self, train, resume, tmp_path, capsys):
         assert train("a2c-catch") == 0

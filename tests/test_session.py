@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from phalanx.config import AtariConfig
+from phalanx.config import AtariConfig, GymnasiumConfig
 from phalanx.sampling.evaluator import evaluation_env
 from runs import ATARI, newest, records, same
 
@@ -92,3 +92,4 @@ def test_games_of_an_evaluation_have_an_end():
     endless = AtariConfig("breakout", max_steps=0)
     assert evaluation_env(endless).max_steps == 27_000
     assert evaluation_env(dataclasses.replace(endless, max_steps=100)).max_steps == 100
+    assert evaluation_env(GymnasiumConfig()).max_steps == 27_000

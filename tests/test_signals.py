@@ -62,7 +62,7 @@ def ended(process: subprocess.Popen[str], children: list[int]) -> tuple[int, str
 
 
 class TestSignals:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
     @pytest.mark.parametrize(
         "flags",
         [("a2c-catch", "--topology", "synchronous", "--sampler.workers", 2), ("a2c", *ATARI, "--sampler.horizon", 256)],
@@ -82,6 +82,30 @@ class TestSignals:
         assert checkpoint.steps == records(run)[-1]["steps"] > 0
         assert set(os.listdir("/dev/shm")) <= shared_before
         assert main(["resume", str(run), "--run.steps", str(checkpoint.steps + 1)]) == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_that_reach_the_whole_job_are_the_owners(self, tmp_path, number):
+        """As when a service or a job of a cluster is stopped: no worker dies, and the environments are saved."""
+        process = start(
+            tmp_path, "a2c-catch", "--topology", "synchronous", "--sampler.workers", 2, "--run.log-every", 0.1
+        )
+        run = tmp_path / "run"
+        wait_for(lambda: (run / "metrics.jsonl").exists() and records(run), process)
+        children = descendants(process.pid)
+        for pid in (*children, process.pid):
+            os.kill(pid, number)
+        assert ended(process, children) == (128 + number, "")
+        assert newest(run).state["replica"]["sampling"] is not None
+        assert "died" not in (run / "events.log").read_text()
+
+    def test_that_were_ignored_before_stay_so(self, train):
+        """As under nohup."""
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            assert train("a2c-catch", "--topology", "serial", steps=256) == 0
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGHUP, handler)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("moment", ["before workers", "with workers"])

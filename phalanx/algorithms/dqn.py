@@ -68,9 +68,9 @@ class DQN:
         tick = getattr(progress, self.config.target_clock) // self.config.target_every
         if tick == self.tick:
             return
-        self.tick = tick
         for old, new in zip(self.target.parameters(), self.model.parameters(), strict=True):
             old.copy_(new)
+        self.tick = tick  # last: a copy that was interrupted is made again
 
     def scalars(self, progress: Progress) -> dict[str, float]:
         return {}

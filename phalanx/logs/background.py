@@ -55,11 +55,11 @@ class BackgroundWriter:
 
     def finish(self) -> None:
         """Wait for what is being written, and raise what went wrong."""
-        if self.thread is not None:
+        if self.thread is not None and self.thread.ident is not None:  # a signal may have come before it was started
             self.thread.join(WRITE_TIMEOUT)
             if self.thread.is_alive():
                 raise RunError(f"a checkpoint was not written within {WRITE_TIMEOUT:g} s; is the disk stuck?")
-            self.thread = None
+        self.thread = None
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure

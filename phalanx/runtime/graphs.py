@@ -43,6 +43,7 @@ class Capturer:
                 graph, reason = record(work)
             except BaseException:  # a signal's too: what is saved after it must not hold half of a warm-up
                 undo()
+                stream.synchronize()
                 raise
             if graph is None:
                 undo()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from phalanx.config import AtariConfig, EnvConfig
+from phalanx.config import AtariConfig, EnvConfig, ToyConfig
 from phalanx.registry import MakeEnv
 from phalanx.runtime.device import Compute
 from phalanx.sampling.serial import SerialEnvs
@@ -22,9 +22,10 @@ EVALUATION_SEED = 1_000_003  # added to the run's seed, so that evaluation never
 def evaluation_env(config: EnvConfig) -> EnvConfig:
     """The same environment with whole games: a lost life does not end an episode. They have an end, since a greedy
     policy may do the same for ever."""
-    if not isinstance(config, AtariConfig):
+    if isinstance(config, ToyConfig):
         return config
-    return dataclasses.replace(config, episodic_life=False, max_steps=config.max_steps or LONGEST_GAME)
+    config = dataclasses.replace(config, max_steps=config.max_steps or LONGEST_GAME)
+    return dataclasses.replace(config, episodic_life=False) if isinstance(config, AtariConfig) else config
 
 
 def evaluate(

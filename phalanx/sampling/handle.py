@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from phalanx.errors import RunError
@@ -56,11 +57,11 @@ class WorkerHandle:
         if message != "ready":
             raise WorkerFailed(message[1] if message else "it died without a word")
 
-    def hear(self) -> Any:
-        """The next message; an error tuple if none comes. One that says nothing for so long is killed, or its answer
-        would be taken for that to a later question."""
+    def hear(self, beat: Callable[[], float] = float) -> Any:
+        """The next message; an error tuple if none comes. One that says nothing for so long, and whose beat has stood
+        still, is killed, or its answer would be taken for that to a later question."""
         try:
-            message = receive(self.control)
+            message = self._receive(beat)
         except TimeoutError:
             self.kill()
             message = ("error", f"no answer for {START_TIMEOUT:g} s")
@@ -69,6 +70,15 @@ class WorkerHandle:
         if isinstance(message, tuple) and message[0] == "error":
             self.traceback = str(message[1])
         return message
+
+    def _receive(self, beat: Callable[[], float]) -> Any:
+        while True:
+            before = beat()
+            try:
+                return receive(self.control)
+            except TimeoutError:
+                if beat() == before:
+                    raise
 
     def ask(self, kind: str, content: Any = None) -> Any:
         """Send a rare message and wait for the answer."""

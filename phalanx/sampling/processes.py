@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,10 @@ class ProcessEnvs:
         for number, content in questions.items():
             with contextlib.suppress(OSError):
                 send(self.workers[number].control, (kind, content))
-        return [self.workers[number].hear() for number in questions]
+        return [self.workers[number].hear(partial(self._beat, number)) for number in questions]
+
+    def _beat(self, number: int) -> float:
+        return float(self.exchange.beat[number])
 
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
@@ -175,8 +179,9 @@ class ProcessEnvs:
         for group in range(len(self.groups)):
             self.recv(group)  # the first step was asked for already; it must not hit restored environments
         self.births = max(state.get("births", 0), *(slot.get("incarnation", 0) for slot in state["slots"]))
-        for worker in self.workers:
-            answer = worker.ask("restore", {index: state["slots"][index] for index in self._rows(worker.number)})
+        numbers = range(len(self.workers))
+        rows = {number: {index: state["slots"][index] for index in self._rows(number)} for number in numbers}
+        for worker, answer in zip(self.workers, self._ask_all("restore", rows), strict=True):
             if answer is not True:
                 reason = answer[1] if answer else worker.last_words()
                 raise RunError(f"env worker {worker.number} cannot restore its environments: {reason}")

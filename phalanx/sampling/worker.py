@@ -160,6 +160,7 @@ class Worker:
     def restore(self, states: dict[int, Any]) -> bool:
         for slot in self.slots():
             slot.restore(states[slot.index])
+            self.beat()
         return True
 
     def give(self, indices: list[int]) -> dict[int, Any]:
@@ -248,7 +249,8 @@ def keep_garbage_rare() -> None:
 
 def main() -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they may reach the whole job; the owner decides
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         orders = receive(control)

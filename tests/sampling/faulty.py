@@ -77,6 +77,11 @@ class Faulty(Ledger):
             os.kill(os.getpid(), signal.SIGKILL if plan.fault == "kill" else signal.SIGSEGV)
         return super().step(action, frame)
 
+    def restore(self, state: dict) -> None:
+        if self.plan.fault.endswith("restore"):
+            time.sleep(0.4 if self.plan.fault == "slow restore" else 3600)
+        super().restore(state)
+
     def state(self) -> dict:
         if self.plan.fault == "state" and self.index == self.plan.culprit and self.incarnation == 0:
             raise ValueError("the simulator has no state")

@@ -192,6 +192,23 @@ def test_the_traceback_of_a_worker_that_dies_of_a_move_is_heard():
     assert "the simulator has no state" in reports[0]
 
 
+@pytest.mark.parametrize("fault", ["slow restore", "hung restore"])
+def test_a_restore_may_take_long_but_not_for_one_environment(fault):
+    """Those of Gymnasium play their episodes again."""
+    envs = ProcessEnvs(FaultyFactory(fault), 2, 8)
+    try:
+        state = envs.state()
+        for worker in envs.workers:
+            worker.control.settimeout(1.0)
+        if fault == "slow restore":  # 1.6 s by worker
+            envs.restore(state)
+        else:
+            with pytest.raises(RunError, match="cannot restore its environments: no answer"):
+                envs.restore(state)
+    finally:
+        envs.close()
+
+
 def test_a_restore_that_fails_is_an_error():
     envs = ProcessEnvs(LedgerFactory(), 1, 2)
     try:
