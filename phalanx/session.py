@@ -227,7 +227,8 @@ class Session:
 
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
         """Run a topology to its end, whatever that is; the exit code."""
-        heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup, for one, ignores
+        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        heeded = STOPS - {signal.SIGHUP} if nohup else STOPS
         handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             with self.watchdog:

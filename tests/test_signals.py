@@ -33,6 +33,7 @@ def start(directory: Path, *flags: Any) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
     )
 
 
@@ -98,14 +99,24 @@ class TestSignals:
         assert newest(run).state["replica"]["sampling"] is not None
         assert "died" not in (run / "events.log").read_text()
 
-    def test_that_were_ignored_before_stay_so(self, train):
-        """As under nohup."""
-        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGINT, 130)])
+    def test_that_were_ignored_where_the_run_was_started(self, train, monkeypatch, number, code):
+        """By `nohup`, which is meant; and by a shell in all it starts in the background, which is not."""
+        step, calls = Catch.step, []
+
+        def signalled(self: Catch, action: int, frame: np.ndarray) -> Any:
+            calls.append(action)
+            if len(calls) == 300:
+                os.kill(os.getpid(), number)
+            return step(self, action, frame)
+
+        monkeypatch.setattr(Catch, "step", signalled)
+        handler = signal.signal(number, signal.SIG_IGN)
         try:
-            assert train("a2c-catch", "--topology", "serial", steps=256) == 0
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert train("a2c-catch", "--topology", "serial", steps=2_000) == code
+            assert signal.getsignal(number) is signal.SIG_IGN
         finally:
-            signal.signal(signal.SIGHUP, handler)
+            signal.signal(number, handler)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("moment", ["before workers", "with workers"])
