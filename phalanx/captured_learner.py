@@ -9,7 +9,7 @@ of the iteration, and puts the rule's state of its beginning back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -35,8 +35,7 @@ class CapturedUpdate:
         before = [tensor.clone() for tensor in changed]
 
         def undo() -> None:
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
+            overwrite(changed, before)
 
         self.launch = learner.capturer.capture(lambda: self._work(learner), undo, learner.capturing)
         undo()
@@ -91,8 +90,7 @@ class CapturedLearner(Learner):
     def updates(self, experience: Experience, progress: Progress) -> Iterator[None]:
         """Those of an iteration. The rule's state before them is kept: after one that is not finite the rule runs on
         without a gradient, and its memory of gradients fades."""
-        for kept, state in zip(self.kept, self.store.rule_state.values(), strict=True):
-            kept.copy_(state)
+        overwrite(self.kept, self.store.rule_state.values())
         yield from super().updates(experience, progress)
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
@@ -131,13 +129,17 @@ class CapturedLearner(Learner):
         """Was every update finite? Waits for the device."""
         if bool(self.good):
             return
-        for kept, state in zip(self.kept, self.store.rule_state.values(), strict=True):
-            state.copy_(kept)
+        overwrite(self.store.rule_state.values(), self.kept)
         for update in sorted(self.graphs.values(), key=lambda update: update is self.last):
             batch = gathered(update.batch)
             loss, norm = self.gradient(batch, self.scalars)
             if update is self.last or not bool(torch.isfinite(loss.total.detach() + norm)):
                 raise not_finite(loss, norm, f"one of the updates before {progress.updates}", batch)
+
+
+def overwrite(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def inputs(batch: Any) -> list[Tensor]:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from phalanx.config import AtariConfig, GymnasiumConfig
+from phalanx.replica import Replica
 from phalanx.sampling.evaluator import evaluation_env
 from runs import ATARI, newest, records, same
 
@@ -85,6 +86,23 @@ class TestRecords:
         assert [line["steps"] for line in evaluations] == [256, 512, 768, 1024]
         assert all(line["eval/games"] == 3 for line in evaluations)
         assert same(newest(tmp_path / "run").weights, newest(tmp_path / "plain").weights)
+
+
+def test_the_weights_of_a_checkpoint_are_read_after_its_state(train, monkeypatch):
+    """Which waits for updates that may be under way on a device after an interruption."""
+    calls = []
+    for name in ("state", "weights"):
+        monkeypatch.setattr(Replica, name, recording(calls, name, getattr(Replica, name)))
+    assert train("a2c-catch", "--topology", "serial") == 0
+    assert calls == ["state", "weights"]
+
+
+def recording(calls, name, method):
+    def recorded(*arguments):
+        calls.append(name)
+        return method(*arguments)
+
+    return recorded
 
 
 def test_games_of_an_evaluation_have_an_end():

@@ -157,6 +157,21 @@ def test_target_is_refreshed_by_its_clock(clock: str) -> None:
     assert not any(parameter.requires_grad for parameter in algorithm.target.parameters())
 
 
+def test_a_target_whose_copy_was_interrupted_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Table([[1.0, 2.0]])
+    algorithm = DQN(DQNConfig(target_every=10), model, rollout_steps=32)
+    model.values.data.fill_(5.0)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(algorithm.target, "parameters", interrupted)
+        algorithm.refresh_target(Progress(steps=25))
+    algorithm.refresh_target(Progress(steps=25))
+    assert algorithm.target.values.tolist() == [[5.0, 5.0]]  # type: ignore[union-attr, operator]
+
+
 def test_target_survives_a_checkpoint() -> None:
     model = Table([[1.0, 2.0]])
     algorithm = DQN(DQNConfig(target_every=10), model, rollout_steps=32)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 
 from phalanx.errors import RunError, UserError
 from phalanx.logs import checkpoint
+from phalanx.logs.background import BackgroundWriter
 from phalanx.logs.checkpoint import Checkpoints
 from runs import same
 
@@ -321,3 +323,10 @@ class TestPruning:
         write(saved, 1), write(saved, 2)
         assert saved.load_best().steps == 2
         assert not (saved.directory / "best.json").exists()
+
+
+def test_a_writer_that_was_interrupted_before_it_began_is_not_waited_for(saved: Checkpoints) -> None:
+    writer = BackgroundWriter(saved)
+    writer.thread = threading.Thread()
+    writer.finish()
+    assert writer.thread is None

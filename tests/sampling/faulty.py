@@ -78,8 +78,8 @@ class Faulty(Ledger):
         return super().step(action, frame)
 
     def restore(self, state: dict) -> None:
-        if self.plan.fault.endswith("restore"):
-            time.sleep(0.4 if self.plan.fault == "slow restore" else 3600)
+        if self.plan.fault == "hung restore":
+            time.sleep(3600)
         super().restore(state)
 
     def state(self) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,8 +17,10 @@ from faulty import FaultyFactory, LedgerFactory, checksum, descendants, play
 from phalanx.config import AtariConfig
 from phalanx.errors import RunError
 from phalanx.registry import MakeEnv
+from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SerialEnvs, Slot, SlotRules
+from phalanx.sampling.worker import send
 
 
 def check_ledger(rows, actions):
@@ -192,19 +195,43 @@ def test_the_traceback_of_a_worker_that_dies_of_a_move_is_heard():
     assert "the simulator has no state" in reports[0]
 
 
-@pytest.mark.parametrize("fault", ["slow restore", "hung restore"])
-def test_a_restore_may_take_long_but_not_for_one_environment(fault):
-    """Those of Gymnasium play their episodes again."""
-    envs = ProcessEnvs(FaultyFactory(fault), 2, 8)
+def test_a_restore_shows_signs_of_life():
+    """It may take long: environments of Gymnasium play their episodes again."""
+    envs = ProcessEnvs(LedgerFactory(), 2, 4)
+    try:
+        state = envs.state()
+        envs.recv(0)
+        before = envs.exchange.beat.copy()
+        envs.restore(state)
+        assert (envs.exchange.beat - before).tolist() == [4, 4]
+    finally:
+        envs.close()
+
+
+def test_one_who_is_alive_is_waited_for():
+    worker = WorkerHandle(0, 0, -1)
+    worker.control, theirs = socket.socketpair()
+    worker.control.settimeout(0.01)
+    looks = []
+
+    def beat() -> float:
+        looks.append(1)
+        if len(looks) == 8:
+            send(theirs, "at last")
+        return len(looks)
+
+    with worker.control, theirs:
+        assert worker.hear(beat) == "at last"
+
+
+def test_a_restore_that_hangs_is_an_error():
+    envs = ProcessEnvs(FaultyFactory("hung restore"), 2, 4)
     try:
         state = envs.state()
         for worker in envs.workers:
-            worker.control.settimeout(1.0)
-        if fault == "slow restore":  # 1.6 s by worker
+            worker.control.settimeout(0.5)
+        with pytest.raises(RunError, match="cannot restore its environments: no answer"):
             envs.restore(state)
-        else:
-            with pytest.raises(RunError, match="cannot restore its environments: no answer"):
-                envs.restore(state)
     finally:
         envs.close()
 
