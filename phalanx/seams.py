@@ -60,7 +60,7 @@ class Policy(Protocol):
     def begin(self, progress: Progress) -> None:
         """Called before each rollout: the time to move schedules."""
 
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
         """`noise` [B] uniform in [0, 1) is all the chance there is: one number per environment and step, so an
         environment's actions do not depend on which group it is in. `rows` says which environments these are."""
 

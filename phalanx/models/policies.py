@@ -23,7 +23,7 @@ class ActorCriticPolicy:
         """Nothing moves with time here."""
 
     @torch.no_grad()
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
         with self.compute.autocast():
             logits, value = self.model(stacks, history)
         log_probs = torch.log_softmax(logits, dim=1)

@@ -40,7 +40,7 @@ class EpsilonGreedyPolicy:
         self.now.fill_(self.epsilon(progress))
 
     @torch.no_grad()
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
         with self.compute.autocast():
             q = self.model(stacks, history)
         value, greedy = q.max(1)

@@ -190,12 +190,15 @@ def convert_on_host(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: i
 
 
 def convert_on_device(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int) -> Tensor:
-    """Conversion, layout and mask in one kernel, without waiting for the device."""
+    """Layout and mask in one kernel, of whole words where pixels are folded, then conversion; nothing waits."""
     rows, frames, planes, height, width = stacks.shape
-    x = torch.empty((rows, height, width // fold, frames, planes, fold), dtype=dtype, device=stacks.device)
-    valid = _valid(history, frames, dtype)[:, :, None, None, None, None]
-    torch.mul(stacks.view(*stacks.shape[:4], -1, fold), valid, out=x.permute(0, 3, 4, 1, 2, 5))
-    return x.flatten(3).permute(0, 3, 1, 2)
+    words = _as_words(stacks, fold) if fold > 1 else stacks
+    kind = words.dtype if fold > 1 else dtype
+    x = torch.empty((rows, height, width // fold, frames, planes), dtype=kind, device=stacks.device)
+    valid = _valid(history, frames, kind)[:, :, None, None, None]
+    torch.mul(words, valid, out=x.permute(0, 3, 4, 1, 2))
+    pixels = x.flatten(3).view(stacks.dtype) if fold > 1 else x.flatten(3)
+    return pixels.to(dtype).permute(0, 3, 1, 2)
 
 
 def fold_weight(weight: Tensor, fold: int) -> Tensor:

@@ -1,147 +1,242 @@
-"""The collector of a GPU: the same rollout as `Collector`, with each group's work captured as CUDA graphs.
+"""The collector of a GPU: the same rollout as `Collector`, with its work captured as CUDA graphs.
 
-    recv(g) -> [page-locked step buffer -> frames, history, outcome -> network -> action] -> send(g)
+    groups that are back -> [page-locked step buffer -> frames, history, outcome -> network -> action] -> send
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
-writes actions where they read them. The step number t lives on the device: one graph per group and lane serves every
-step.
-Each group has a stream, all of which go before the learner's: a step is a chain of many small kernels, and those of
-several groups run side by side. While the device works, the next group that is back is served, and whatever is to be
-done meanwhile is done.
+writes actions where they read them. Whoever is back when the device is free is answered together, in one launch: a
+step is a chain of many small kernels, which take as long for one row as for a hundred. So groups may be small, and
+few workers wait for each other. A launch always has the same number of rows, some of them twice, so that an answer does
+not depend on who else was there. Which rows, and the step each is at, the host writes into page-locked memory: one
+graph for each lane serves every group and step. While the device works, whatever is to be done meanwhile is done.
 """
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from phalanx.runtime.device import on_stream
 from phalanx.runtime.graphs import Capturer, Work
 from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
-from phalanx.sampling.collector import Collector
+from phalanx.sampling.collector import Collector, Lane
 from phalanx.sampling.processes import ProcessEnvs
+from phalanx.seams import Policy
 from phalanx.types import EnvStep, Progress, Rollout
+
+TOGETHER = 64  # rows a launch has, or as many as a group has: with more the device takes longer
+OUTCOMES = ("reward", "terminated", "truncated", "cut")
+
+
+@dataclass
+class CapturedLane(Lane):
+    """Besides, what was chosen after each step, the last one too, after which none is taken."""
+
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # [T+1, N], of which the rollout has the first T
+
+
+class Turn:
+    """The rows of one lane that are answered together."""
+
+    def __init__(self, lane: CapturedLane, last: CapturedLane, order: np.ndarray, device: torch.device) -> None:
+        self.lane = lane
+        self.last = last  # that of the rollout before
+        self.order = order  # [2, rows of a launch]: which, and the step each is at
+        self.given = mapped(order, device)
+        self.waiting: list[tuple[int, int]] = []  # groups that are to be answered, and their steps
+        self.asked: set[int] = set()  # those that are being answered, and not yet sent on
+        self.answered = torch.cuda.Event(blocking=True)
+        self.busy = False
+
+    def is_over(self) -> bool:
+        if self.busy and self.answered.query():
+            self.busy = False
+        return not self.busy
+
+    def wait(self) -> None:
+        if self.busy:
+            self.answered.synchronize()
+            self.busy = False
+
+    def fill(self, rows: list[np.ndarray]) -> list[tuple[int, int]]:
+        """Take as many of the waiting groups as there is room for, in the order in which they came."""
+        size, room, taken = 0, self.order.shape[1], 0
+        for group, t in self.waiting:
+            end = size + len(rows[group])
+            if end > room:
+                break
+            self.order[0, size:end], self.order[1, size:end] = rows[group], t
+            size, taken = end, taken + 1
+        self.order[:, size:] = self.order[:, :1]  # computed twice, with the same result
+        served, self.waiting = self.waiting[:taken], self.waiting[taken:]
+        return served
 
 
 class CapturedCollector(Collector):
-    """Collector whose steps are one graph launch each."""
+    """Collector whose groups are answered by graph launches."""
 
     envs: ProcessEnvs
 
     def __init__(self, *arguments: Any, report: Callable[[str], None]) -> None:
         super().__init__(*arguments)
-        exchange, groups = self.envs.exchange, self.envs.groups
-        lock_pages(exchange.memory_array)
-        self.step = [mapped_step(exchange.step[rows], self.device) for rows in groups]
-        self.published = [mapped(exchange.action[rows], self.device) for rows in groups]
-        self.t = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in groups]
-        self.depth = torch.arange(self.stack, device=self.device)
+        exchange, device = self.envs.exchange, self.device
+        self.rows = [np.arange(rows.start, rows.stop) for rows in self.envs.groups]
+        largest = max(len(rows) for rows in self.rows)
+        size = min(self.envs.groups[-1].stop, largest * max(1, TOGETHER // largest))
+        self.orders = np.frombuffer(mmap.mmap(-1, len(self.lanes) * 2 * size * 8), np.int64)
+        self.locked: list[np.ndarray] = [exchange.memory_array, self.orders]
+        for memory in self.locked:
+            lock_pages(memory)
+        names = ("observation", "first", *OUTCOMES)
+        self.step = {name: mapped(getattr(exchange.step, name), device) for name in names}
+        self.published = mapped(exchange.action, device)
+        lanes: list[Any] = self.lanes
+        orders = self.orders.reshape(len(lanes), 2, size)
+        self.turns = [Turn(lane, lanes[number - 1], orders[number], device) for number, lane in enumerate(lanes)]
+        self.depth = torch.arange(self.stack, device=device)
         self.capturer = Capturer("a step of sampling", report)
-        self.launches: dict[tuple[str, int, int], Work] = {}  # a graph for each group and lane
-        self.answered = [torch.cuda.Event(blocking=True) for _ in groups]
-        self.streams = [torch.cuda.Stream(priority=-1) for _ in groups]
-        self.capturing = [torch.cuda.Stream(priority=-1) for _ in groups]
+        self.launches: dict[tuple[str, int], Work] = {}
+        self.stream = torch.cuda.Stream(priority=-1)  # goes before the learner's
+        self.capturing = torch.cuda.Stream(priority=-1)
 
     def close(self) -> None:
         try:
             torch.cuda.synchronize()  # a group may be ahead
         finally:
-            unlock_pages(self.envs.exchange.memory_array)
+            for memory in self.locked:
+                unlock_pages(memory)
+
+    def _make_lane(self, policy: Policy) -> CapturedLane:
+        lane = super()._make_lane(policy)
+        rollout, chosen = lane.rollout, {}
+        for name in ("action", "log_prob"):
+            chosen[name] = getattr(rollout, name).new_zeros((self.horizon + 1, *rollout.action.shape[1:]))
+            setattr(rollout, name, chosen[name][:-1])
+        return CapturedLane(lane.policy, rollout, lane.noise, chosen=chosen)
+
+    def _begin(self, progress: Progress) -> None:
+        super()._begin(progress)
+        self.stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
 
     def _end(self, progress: Progress) -> Rollout:
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
+        turn = self.turns[self.collected % len(self.turns)]
+        while turn.waiting:
+            turn.wait()
+            self._launch(turn)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return super()._end(progress)
 
     def _carry_over(self, group: int) -> None:
-        stream = self.streams[group]
-        stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
-        with on_stream(stream):
-            super()._carry_over(group)
-            self.t[group].zero_()
+        """Nothing: it is part of the graphs below, as is the next."""
 
-    def _write(self, group: int, t: int, step: EnvStep) -> None:
-        """Nothing: it is part of the graphs below."""
+    def _write(self, group: int, t: int, step: EnvStep) -> None: ...
 
     def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
-        started = time.perf_counter()
-        self._run("step" if t else "start", group, lambda: self._captured_step(group, t > 0))
-        self.answered[group].record(self.streams[group])
-        self.timing.add("infer", time.perf_counter() - started)
-        meanwhile()
+        self._turn_of(group).waiting.append((group, t))
+
+    def _bootstrap(self, group: int) -> None:
+        self._turn_of(group).waiting.append((group, self.horizon))
+
+    def _ask_together(self, meanwhile: Callable[[], object]) -> bool:
+        """The older rollout first: the newer one begins with its last frames."""
+        started, asked = time.perf_counter(), 0
+        for number in range(len(self.turns)):
+            turn = self.turns[(self.collected + number) % len(self.turns)]
+            if turn.waiting and turn.is_over():
+                asked += self._launch(turn)
+            if turn.waiting:
+                break
+        if asked:
+            self.timing.add("infer", time.perf_counter() - started)
+        for _ in range(asked):
+            meanwhile()
+        return asked > 0
 
     def _is_answered(self, group: int) -> bool:
-        return bool(self.answered[group].query())
+        turn = self._turn_of(group)
+        return group in turn.asked and turn.is_over()
 
     def _await_answer(self, group: int) -> None:
+        """Or for what must be over before it can be asked for."""
         started = time.perf_counter()
-        self.answered[group].synchronize()
+        own = self._turn_of(group)
+        next((turn for turn in (own, *self.turns) if turn.busy), own).wait()
         self.timing.add("infer", time.perf_counter() - started)
 
     def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
+        self._turn_of(group).asked.discard(group)
         self.envs.request(group)  # the device has written the actions
         self.timing.add("env", time.perf_counter() - started)
 
-    def _bootstrap(self, group: int) -> None:
-        self._run("end", group, lambda: self._captured_end(group))
-
     def _truncated(self, group: int, t: int, step: EnvStep) -> None:
-        with on_stream(self.streams[group]):
+        with on_stream(self.stream):
             super()._truncated(group, t, step)
 
-    def _captured_step(self, group: int, received: bool) -> None:
-        if received:
-            self._captured_write(group)
-        self._captured_act(group)
+    def _turn_of(self, group: int) -> Turn:
+        return self.turns[self.done[group] % len(self.turns)]
 
-    def _captured_end(self, group: int) -> None:
-        self._captured_write(group)
-        lane, rows, t = self._lane_of(group), self.envs.groups[group], self.t[group]
-        lane.rollout.value[:, rows].index_copy_(0, t, lane.policy.value(*self._seen(group))[None])
+    def _launch(self, turn: Turn) -> int:
+        """Have waiting groups answered; how many of them will go on."""
+        served = turn.fill(self.rows)
+        with on_stream(self.stream):
+            if any(t == 0 for _, t in served):
+                self._run("begin", turn, self._captured_begin)
+            self._run("answer", turn, self._captured_answer)
+            turn.answered.record(self.stream)
+        turn.busy = True
+        going = [group for group, t in served if t < self.horizon]
+        turn.asked.update(going)
+        return len(going)
 
-    def _captured_write(self, group: int) -> None:
-        rollout, rows = self._lane_of(group).rollout, self.envs.groups[group]
-        step, t = self.step[group], self.t[group]
-        frame = self.decode(step["observation"])
-        longer = (rollout.history[:, rows].index_select(0, t)[0] + 1).clamp_(max=self.stack)
-        for name in ("reward", "terminated", "truncated", "cut"):
-            getattr(rollout, name)[:, rows].index_copy_(0, t, step[name][None])
-        t.add_(1)
-        rollout.frames[:, rows].index_copy_(0, t + (self.stack - 1), frame[None])
-        rollout.history[:, rows].index_copy_(0, t, longer.masked_fill(step["first"], 1)[None])
+    def _captured_begin(self, turn: Turn) -> None:
+        """The newest frames of the last rollout become the history of this one, for rows that begin it."""
+        rows, t = turn.given.clone()
+        last, rollout, depth = turn.last.rollout, turn.lane.rollout, self.depth[:, None]
+        older, own = last.frames[self.horizon + depth, rows], rollout.frames[depth, rows]  # [S, K, *frame]
+        begins = t == 0
+        frames = torch.where(begins.view(-1, *[1] * (own.dim() - 2)), older, own)
+        rollout.frames.index_put_((depth, rows), frames)
+        first = rollout.history[0]
+        first.index_put_((rows,), torch.where(begins, last.history[-1, rows], first[rows]))
 
-    def _captured_act(self, group: int) -> None:
-        lane, rows, t = self._lane_of(group), self.envs.groups[group], self.t[group]
-        rollout, noise = lane.rollout, lane.noise[:, rows].index_select(0, t)[0]
-        output = lane.policy.act(*self._seen(group), noise, rows)
-        self.published[group].copy_(output.action)
-        rollout.action[:, rows].index_copy_(0, t, output.action[None])
-        rollout.log_prob[:, rows].index_copy_(0, t, output.log_prob[None])
-        rollout.value[:, rows].index_copy_(0, t, output.value[None])
+    def _captured_answer(self, turn: Turn) -> None:
+        """Write what rows have seen of their last step, and choose their next actions."""
+        rows, t = turn.given.clone()
+        rollout = turn.lane.rollout
+        step = {name: array.index_select(0, rows) for name, array in self.step.items()}
+        # rows that begin have taken no step yet: what is written for them stands where the last step will
+        taken = torch.where(t > 0, t, self.horizon)
+        for name in OUTCOMES:
+            getattr(rollout, name).index_put_((taken - 1, rows), step[name])
+        longer = (rollout.history[taken - 1, rows] + 1).clamp_(max=self.stack).masked_fill_(step["first"], 1)
+        history = torch.where(t > 0, longer, rollout.history[0, rows])
+        rollout.history.index_put_((t, rows), history)
+        rollout.frames.index_put_((taken + (self.stack - 1), rows), self.decode(step["observation"]))
+        noise = turn.lane.noise[t.clamp(max=self.horizon - 1), rows]
+        output = turn.lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
+        self.published.index_put_((rows,), output.action.to(self.published.dtype))
+        turn.lane.chosen["action"].index_put_((t, rows), output.action)
+        turn.lane.chosen["log_prob"].index_put_((t, rows), output.log_prob)
+        rollout.value.index_put_((t, rows), output.value)
 
-    def _seen(self, group: int) -> tuple[Tensor, Tensor]:
-        """The stacks [B, S, *frame] and histories [B] a group's policy sees now."""
-        rollout, rows, t = self._lane_of(group).rollout, self.envs.groups[group], self.t[group]
-        stacks = rollout.frames[:, rows].index_select(0, t + self.depth).transpose(0, 1)
-        return stacks, rollout.history[:, rows].index_select(0, t)[0]
+    def _stacks(self, rollout: Rollout, rows: Tensor, t: Tensor) -> Tensor:
+        """[K, S, *frame]: what rows see at their steps."""
+        frames = rollout.frames
+        places = (t[:, None] + self.depth) * frames.shape[1] + rows[:, None]
+        return frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
 
-    def _run(self, name: str, group: int, work: Work) -> None:
-        """Launch the group's graph in the lane it is at; capture it at its first use."""
-        key = name, group, self.done[group] % len(self.lanes)
-        with on_stream(self.streams[group]):
-            launch = self.launches.get(key)
-            if launch is None:
-                t = self.t[group].clone()
-                launch = self.capturer.capture(work, lambda: self.t[group].copy_(t), self.capturing[group])
-                self.launches[key] = launch
-            launch()
-
-
-def mapped_step(step: EnvStep, device: torch.device) -> dict[str, Tensor]:
-    """The arrays of a step, in page-locked memory, as tensors of the device."""
-    return {name: mapped(array, device) for name, array in vars(step).items()}
+    def _run(self, name: str, turn: Turn, work: Callable[[Turn], None]) -> None:
+        """Launch a graph of the turn's lane; capture it at its first use, of which nothing has to be taken back: to do
+        it again changes nothing."""
+        key = name, self.turns.index(turn)
+        launch = self.launches.get(key)
+        if launch is None:
+            self.launches[key] = launch = self.capturer.capture(lambda: work(turn), lambda: None, self.capturing)
+        launch()

@@ -120,6 +120,8 @@ class Collector:
             if back is not None:
                 self._take_back(back, meanwhile)
                 continue
+            if self._ask_together(meanwhile):
+                continue
             may_begin = hand_over() if urgent else None
             if may_begin:
                 self._begin(progress)
@@ -251,6 +253,10 @@ class Collector:
         started = time.perf_counter()
         self.actions[group] = self._act(group, t)
         self.timing.add("infer", time.perf_counter() - started)
+
+    def _ask_together(self, meanwhile: Callable[[], object]) -> bool:
+        """Have the actions chosen of groups that were to wait for others; were there any?"""
+        return False
 
     def _is_answered(self, group: int) -> bool:
         return True
