@@ -17,7 +17,7 @@ from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import AtariConfig, Experiment, SynchronousConfig
 from phalanx.learner import Learner
 from phalanx.logs.metrics import Timing
-from phalanx.models.torsos import large_layers
+from phalanx.models.torsos import large_layers, layers_in_bfloat16
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_rule
@@ -156,8 +156,9 @@ class ActingCopy:
     """A policy on a copy of the model, which takes over the parameters when a rollout begins: the model learns on."""
 
     def __init__(self, replica: Replica, learning: torch.cuda.Stream | None) -> None:
-        model = copy.deepcopy(replica.model)
-        rounded = large_layers(model) if replica.compute.bfloat16 else ()  # once a rollout, not at every step
+        model, compute = copy.deepcopy(replica.model), replica.compute
+        choose = layers_in_bfloat16 if compute.device.type == "cuda" else large_layers
+        rounded = choose(model) if compute.bfloat16 else ()  # once a rollout, not at every step
         self.parameters = FlatParameters(model, rounded=rounded)
         self.source = replica.parameters
         self.learning = learning

@@ -165,6 +165,18 @@ def large_layers(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in model.modules() if isinstance(layer, Dense) for parameter in layer.parameters()]
 
 
+def layers_in_bfloat16(model: nn.Module) -> list[nn.Parameter]:
+    """All parameters that are only used rounded, where the network computes in bfloat16: not the last layer's, nor the
+    first weights, which are scaled before."""
+    parameters = large_layers(model)
+    for torso in model.modules():
+        if isinstance(torso, ConvTorso):
+            first = torso.convolutions[0].weight
+            layers = (*torso.convolutions.parameters(), *torso.blocks.parameters())
+            parameters += [parameter for parameter in layers if parameter is not first]
+    return parameters
+
+
 def network_input(stacks: Tensor, history: Tensor, dtype: torch.dtype, fold: int = 1) -> Tensor:
     """[N, S, C, H, W] of any strides as [N, S*C*fold, H, W/fold] in `dtype`, channels innermost in memory.
 

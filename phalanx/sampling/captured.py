@@ -6,14 +6,15 @@ The step buffer lies in page-locked shared memory at fixed addresses, so a graph
 writes actions where they read them. Whoever is back when the device is free is answered together, in one launch: a
 step is a chain of many small kernels, which take as long for one row as for a hundred. So groups may be small, and
 few workers wait for each other. A launch always has the same number of rows, some of them twice, so that an answer does
-not depend on who else was there. Which rows, and the step each is at, the host writes into page-locked memory: one
-graph for each lane serves every group and step. While the device works, whatever is to be done meanwhile is done.
+not depend on who else was there. Which rows, and the step each is at, the host writes into page-locked memory: a
+few graphs for each lane serve every group and step. While the device works, whatever is to be done meanwhile is done.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,10 @@ from phalanx.seams import Policy
 from phalanx.types import EnvStep, Progress, Rollout
 
 TOGETHER = 64  # rows a launch has, or as many as a group has: with more the device takes longer
+TURNS = 2  # launches of a lane under way: the host prepares one while the device is at the other
 OUTCOMES = ("reward", "terminated", "truncated", "cut")
+Waiting = tuple[int, int]
+"""A group that is to be answered, and the step it is at."""
 
 
 @dataclass
@@ -42,39 +46,29 @@ class CapturedLane(Lane):
 
 
 class Turn:
-    """The rows of one lane that are answered together."""
+    """A graph's place to read which rows of a lane it is to answer, and the step each is at."""
 
-    def __init__(self, lane: CapturedLane, last: CapturedLane, order: np.ndarray, device: torch.device) -> None:
+    def __init__(self, lane: int, order: np.ndarray, device: torch.device) -> None:
         self.lane = lane
-        self.last = last  # that of the rollout before
-        self.order = order  # [2, rows of a launch]: which, and the step each is at
+        self.order = order  # [2, rows of a launch]
         self.given = mapped(order, device)
-        self.waiting: list[tuple[int, int]] = []  # groups that are to be answered, and their steps
-        self.asked: set[int] = set()  # those that are being answered, and not yet sent on
+        self.going: list[int] = []  # groups that will go on once they are answered
         self.answered = torch.cuda.Event(blocking=True)
-        self.busy = False
 
-    def is_over(self) -> bool:
-        if self.busy and self.answered.query():
-            self.busy = False
-        return not self.busy
-
-    def wait(self) -> None:
-        if self.busy:
-            self.answered.synchronize()
-            self.busy = False
-
-    def fill(self, rows: list[np.ndarray]) -> list[tuple[int, int]]:
+    def fill(self, waiting: list[Waiting], rows: list[list[int]]) -> list[Waiting]:
         """Take as many of the waiting groups as there is room for, in the order in which they came."""
-        size, room, taken = 0, self.order.shape[1], 0
-        for group, t in self.waiting:
-            end = size + len(rows[group])
-            if end > room:
+        room, which, when, taken = self.order.shape[1], [], [], 0
+        for group, t in waiting:
+            own = rows[group]
+            if len(which) + len(own) > room:
                 break
-            self.order[0, size:end], self.order[1, size:end] = rows[group], t
-            size, taken = end, taken + 1
-        self.order[:, size:] = self.order[:, :1]  # computed twice, with the same result
-        served, self.waiting = self.waiting[:taken], self.waiting[taken:]
+            which += own
+            when += [t] * len(own)
+            taken += 1
+        left = room - len(which)
+        self.order[0], self.order[1] = which + which[:1] * left, when + when[:1] * left  # the first row several times
+        served = waiting[:taken]
+        del waiting[:taken]
         return served
 
 
@@ -86,22 +80,25 @@ class CapturedCollector(Collector):
     def __init__(self, *arguments: Any, report: Callable[[str], None]) -> None:
         super().__init__(*arguments)
         exchange, device = self.envs.exchange, self.device
-        self.rows = [np.arange(rows.start, rows.stop) for rows in self.envs.groups]
+        self.rows = [list(range(rows.start, rows.stop)) for rows in self.envs.groups]
         largest = max(len(rows) for rows in self.rows)
         size = min(self.envs.groups[-1].stop, largest * max(1, TOGETHER // largest))
-        self.orders = np.frombuffer(mmap.mmap(-1, len(self.lanes) * 2 * size * 8), np.int64)
+        lanes = len(self.lanes)
+        self.orders = np.frombuffer(mmap.mmap(-1, lanes * TURNS * 2 * size * 8), np.int64)
         self.locked: list[np.ndarray] = [exchange.memory_array, self.orders]
         for memory in self.locked:
             lock_pages(memory)
         names = ("observation", "first", *OUTCOMES)
         self.step = {name: mapped(getattr(exchange.step, name), device) for name in names}
         self.published = mapped(exchange.action, device)
-        lanes: list[Any] = self.lanes
-        orders = self.orders.reshape(len(lanes), 2, size)
-        self.turns = [Turn(lane, lanes[number - 1], orders[number], device) for number, lane in enumerate(lanes)]
+        orders = self.orders.reshape(lanes, TURNS, 2, size)
+        self.free = [[Turn(lane, order, device) for order in orders[lane]] for lane in range(lanes)]
+        self.waiting: list[list[Waiting]] = [[] for _ in range(lanes)]
+        self.flying: deque[Turn] = deque()  # on the device, which answers them in this order
+        self.answers: deque[int] = deque()  # groups whose actions are there
         self.depth = torch.arange(self.stack, device=device)
         self.capturer = Capturer("a step of sampling", report)
-        self.launches: dict[tuple[str, int], Work] = {}
+        self.launches: dict[tuple[str, Turn], Work] = {}
         self.stream = torch.cuda.Stream(priority=-1)  # goes before the learner's
         self.capturing = torch.cuda.Stream(priority=-1)
 
@@ -125,10 +122,11 @@ class CapturedCollector(Collector):
         self.stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
 
     def _end(self, progress: Progress) -> Rollout:
-        turn = self.turns[self.collected % len(self.turns)]
-        while turn.waiting:
-            turn.wait()
-            self._launch(turn)
+        lane = self.collected % len(self.lanes)
+        while self.waiting[lane]:
+            while not self.free[lane]:
+                self._await_answer()  # perhaps first one of another lane
+            self._launch(lane)
         torch.cuda.current_stream().wait_stream(self.stream)
         return super()._end(progress)
 
@@ -138,40 +136,43 @@ class CapturedCollector(Collector):
     def _write(self, group: int, t: int, step: EnvStep) -> None: ...
 
     def _ask(self, group: int, t: int, meanwhile: Callable[[], object]) -> None:
-        self._turn_of(group).waiting.append((group, t))
+        self.waiting[self.done[group] % len(self.lanes)].append((group, t))
 
     def _bootstrap(self, group: int) -> None:
-        self._turn_of(group).waiting.append((group, self.horizon))
+        self.waiting[self.done[group] % len(self.lanes)].append((group, self.horizon))
 
     def _ask_together(self, meanwhile: Callable[[], object]) -> bool:
         """The older rollout first: the newer one begins with its last frames."""
-        started, asked = time.perf_counter(), 0
-        for number in range(len(self.turns)):
-            turn = self.turns[(self.collected + number) % len(self.turns)]
-            if turn.waiting and turn.is_over():
-                asked += self._launch(turn)
-            if turn.waiting:
+        started, going = time.perf_counter(), 0
+        for number in range(len(self.lanes)):
+            lane = (self.collected + number) % len(self.lanes)
+            while self.waiting[lane] and self.free[lane]:
+                going += self._launch(lane)
+            if self.waiting[lane]:
                 break
-        if asked:
-            self.timing.add("infer", time.perf_counter() - started)
-        for _ in range(asked):
-            meanwhile()
-        return asked > 0
-
-    def _is_answered(self, group: int) -> bool:
-        turn = self._turn_of(group)
-        return group in turn.asked and turn.is_over()
-
-    def _await_answer(self, group: int) -> None:
-        """Or for what must be over before it can be asked for."""
-        started = time.perf_counter()
-        own = self._turn_of(group)
-        next((turn for turn in (own, *self.turns) if turn.busy), own).wait()
         self.timing.add("infer", time.perf_counter() - started)
+        for _ in range(going):
+            meanwhile()
+        return going > 0
+
+    def _answered(self) -> int | None:
+        if not self.answers and self.flying and self.flying[0].answered.query():
+            self._land()
+        return self.answers.popleft() if self.answers else None
+
+    def _await_answer(self) -> None:
+        started = time.perf_counter()
+        self.flying[0].answered.synchronize()
+        self._land()
+        self.timing.add("infer", time.perf_counter() - started)
+
+    def _land(self) -> None:
+        turn = self.flying.popleft()
+        self.free[turn.lane].append(turn)
+        self.answers += turn.going
 
     def _send(self, group: int, meanwhile: Callable[[], object]) -> None:
         started = time.perf_counter()
-        self._turn_of(group).asked.discard(group)
         self.envs.request(group)  # the device has written the actions
         self.timing.add("env", time.perf_counter() - started)
 
@@ -179,26 +180,24 @@ class CapturedCollector(Collector):
         with on_stream(self.stream):
             super()._truncated(group, t, step)
 
-    def _turn_of(self, group: int) -> Turn:
-        return self.turns[self.done[group] % len(self.turns)]
-
-    def _launch(self, turn: Turn) -> int:
+    def _launch(self, lane: int) -> int:
         """Have waiting groups answered; how many of them will go on."""
-        served = turn.fill(self.rows)
+        turn = self.free[lane].pop()
+        served = turn.fill(self.waiting[lane], self.rows)
         with on_stream(self.stream):
             if any(t == 0 for _, t in served):
                 self._run("begin", turn, self._captured_begin)
             self._run("answer", turn, self._captured_answer)
             turn.answered.record(self.stream)
-        turn.busy = True
-        going = [group for group, t in served if t < self.horizon]
-        turn.asked.update(going)
-        return len(going)
+        self.flying.append(turn)
+        turn.going = [group for group, t in served if t < self.horizon]
+        return len(turn.going)
 
     def _captured_begin(self, turn: Turn) -> None:
         """The newest frames of the last rollout become the history of this one, for rows that begin it."""
         rows, t = turn.given.clone()
-        last, rollout, depth = turn.last.rollout, turn.lane.rollout, self.depth[:, None]
+        last, rollout = self.lanes[turn.lane - 1].rollout, self.lanes[turn.lane].rollout
+        depth = self.depth[:, None]
         older, own = last.frames[self.horizon + depth, rows], rollout.frames[depth, rows]  # [S, K, *frame]
         begins = t == 0
         frames = torch.where(begins.view(-1, *[1] * (own.dim() - 2)), older, own)
@@ -209,7 +208,8 @@ class CapturedCollector(Collector):
     def _captured_answer(self, turn: Turn) -> None:
         """Write what rows have seen of their last step, and choose their next actions."""
         rows, t = turn.given.clone()
-        rollout = turn.lane.rollout
+        lane: Any = self.lanes[turn.lane]
+        rollout = lane.rollout
         step = {name: array.index_select(0, rows) for name, array in self.step.items()}
         # rows that begin have taken no step yet: what is written for them stands where the last step will
         taken = torch.where(t > 0, t, self.horizon)
@@ -219,11 +219,11 @@ class CapturedCollector(Collector):
         history = torch.where(t > 0, longer, rollout.history[0, rows])
         rollout.history.index_put_((t, rows), history)
         rollout.frames.index_put_((taken + (self.stack - 1), rows), self.decode(step["observation"]))
-        noise = turn.lane.noise[t.clamp(max=self.horizon - 1), rows]
-        output = turn.lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
+        noise = lane.noise[t.clamp(max=self.horizon - 1), rows]
+        output = lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
         self.published.index_put_((rows,), output.action.to(self.published.dtype))
-        turn.lane.chosen["action"].index_put_((t, rows), output.action)
-        turn.lane.chosen["log_prob"].index_put_((t, rows), output.log_prob)
+        lane.chosen["action"].index_put_((t, rows), output.action)
+        lane.chosen["log_prob"].index_put_((t, rows), output.log_prob)
         rollout.value.index_put_((t, rows), output.value)
 
     def _stacks(self, rollout: Rollout, rows: Tensor, t: Tensor) -> Tensor:
@@ -233,10 +233,10 @@ class CapturedCollector(Collector):
         return frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
 
     def _run(self, name: str, turn: Turn, work: Callable[[Turn], None]) -> None:
-        """Launch a graph of the turn's lane; capture it at its first use, of which nothing has to be taken back: to do
-        it again changes nothing."""
-        key = name, self.turns.index(turn)
-        launch = self.launches.get(key)
+        """Launch a graph; capture it at its first use, of which nothing has to be taken back: to do it again changes
+        nothing."""
+        launch = self.launches.get((name, turn))
         if launch is None:
-            self.launches[key] = launch = self.capturer.capture(lambda: work(turn), lambda: None, self.capturing)
+            launch = self.capturer.capture(lambda: work(turn), lambda: None, self.capturing)
+            self.launches[name, turn] = launch
         launch()

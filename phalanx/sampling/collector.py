@@ -103,7 +103,7 @@ class Collector:
             self._begin(progress)
         early = len(self.lanes) > 1 and not self.envs.unbalanced()
         while min(self.done) < goal:
-            answered = next(filter(self._is_answered, self.asked), None)
+            answered = self._answered()
             if answered is not None:
                 self.asked.remove(answered)
                 self.away.append(answered)
@@ -126,7 +126,7 @@ class Collector:
             if may_begin:
                 self._begin(progress)
             elif may_begin is None and self.asked:
-                self._await_answer(self.asked[0])
+                self._await_answer()
             elif may_begin is None:
                 self._next(wait=True)  # it is taken back in the next turn
         return self._end(progress)
@@ -258,10 +258,11 @@ class Collector:
         """Have the actions chosen of groups that were to wait for others; were there any?"""
         return False
 
-    def _is_answered(self, group: int) -> bool:
-        return True
+    def _answered(self) -> int | None:
+        """A group whose actions are there, if there is one."""
+        return self.asked[0] if self.asked else None
 
-    def _await_answer(self, group: int) -> None:
+    def _await_answer(self) -> None:
         """Here nothing answers later."""
 
     def _send(self, group: int, meanwhile: Callable[[], object]) -> None:

