@@ -57,7 +57,9 @@ class Turn:
 
     def fill(self, waiting: list[Waiting], rows: list[list[int]]) -> list[Waiting]:
         """Take as many of the waiting groups as there is room for, in the order in which they came."""
-        room, which, when, taken = self.order.shape[1], [], [], 0
+        room, taken = self.order.shape[1], 0
+        which: list[int] = []
+        when: list[int] = []
         for group, t in waiting:
             own = rows[group]
             if len(which) + len(own) > room:
