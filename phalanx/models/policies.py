@@ -40,4 +40,5 @@ def draw(log_probs: Tensor, noise: Tensor) -> Tensor:
     """One action per row [N] by inverting the cumulative distribution at `noise` [N] in [0, 1)."""
     cumulative = log_probs.exp().cumsum(1)
     # scaled by the total, so that rounding can never point past the last action
-    return (cumulative < noise[:, None] * cumulative[:, -1:]).sum(1).clamp(max=log_probs.shape[1] - 1)
+    action = torch.searchsorted(cumulative, noise[:, None] * cumulative[:, -1:])
+    return action.squeeze(1).clamp(max=log_probs.shape[1] - 1)

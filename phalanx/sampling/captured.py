@@ -31,8 +31,8 @@ from phalanx.sampling.processes import ProcessEnvs
 from phalanx.seams import Policy
 from phalanx.types import EnvStep, Progress, Rollout
 
-TOGETHER = 64  # rows a launch has, or as many as a group has: with more the device takes longer
 TURNS = 2  # launches of a lane under way: the host prepares one while the device is at the other
+TOGETHER = 64  # rows of a launch at most, unless a group has more: the device takes longer with them
 OUTCOMES = ("reward", "terminated", "truncated", "cut")
 Waiting = tuple[int, int]
 """A group that is to be answered, and the step it is at."""
@@ -83,9 +83,7 @@ class CapturedCollector(Collector):
         super().__init__(*arguments)
         exchange, device = self.envs.exchange, self.device
         self.rows = [list(range(rows.start, rows.stop)) for rows in self.envs.groups]
-        largest = max(len(rows) for rows in self.rows)
-        size = min(self.envs.groups[-1].stop, largest * max(1, TOGETHER // largest))
-        lanes = len(self.lanes)
+        size, lanes = rows_of_a_launch([len(rows) for rows in self.rows]), len(self.lanes)
         self.orders = np.frombuffer(mmap.mmap(-1, lanes * TURNS * 2 * size * 8), np.int64)
         self.locked: list[np.ndarray] = [exchange.memory_array, self.orders]
         for memory in self.locked:
@@ -214,13 +212,14 @@ class CapturedCollector(Collector):
         rollout = lane.rollout
         step = {name: array.index_select(0, rows) for name, array in self.step.items()}
         # rows that begin have taken no step yet: what is written for them stands where the last step will
-        taken = torch.where(t > 0, t, self.horizon)
+        is_later = t > 0
+        taken = torch.where(is_later, t, self.horizon) - 1
         for name in OUTCOMES:
-            getattr(rollout, name).index_put_((taken - 1, rows), step[name])
-        longer = (rollout.history[taken - 1, rows] + 1).clamp_(max=self.stack).masked_fill_(step["first"], 1)
-        history = torch.where(t > 0, longer, rollout.history[0, rows])
+            getattr(rollout, name).index_put_((taken, rows), step[name])
+        longer = (rollout.history[taken, rows] + 1).clamp_(max=self.stack).masked_fill_(step["first"], 1)
+        history = torch.where(is_later, longer, rollout.history[0].index_select(0, rows))
         rollout.history.index_put_((t, rows), history)
-        rollout.frames.index_put_((taken + (self.stack - 1), rows), self.decode(step["observation"]))
+        rollout.frames.index_put_((taken + self.stack, rows), self.decode(step["observation"]))
         noise = lane.noise[t.clamp(max=self.horizon - 1), rows]
         output = lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
         self.published.index_put_((rows,), output.action.to(self.published.dtype))
@@ -242,3 +241,9 @@ class CapturedCollector(Collector):
             launch = self.capturer.capture(lambda: work(turn), lambda: None, self.capturing)
             self.launches[name, turn] = launch
         launch()
+
+
+def rows_of_a_launch(groups: list[int]) -> int:
+    """For groups of so many rows: whole groups, half of all environments, for the others are simulated meanwhile."""
+    largest = max(groups)
+    return largest * max(1, min(TOGETHER, sum(groups) // TURNS) // largest)

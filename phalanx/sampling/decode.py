@@ -6,6 +6,8 @@ maximum of both and the crop or area resize happen here.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -35,5 +37,6 @@ class ScreenDecoder:
         return torch.round(sums.flatten(3).flatten(1, 2) / self.scale).to(torch.uint8)[:, None]
 
     def _shade(self, screens: Tensor) -> Tensor:
-        """Grey values, the greater of the two screens."""
-        return self.grey[screens.int()].amax(1)
+        """Grey values, the greater of the screens."""
+        shades = self.grey.index_select(0, screens.flatten().int()).view_as(screens).unbind(1)
+        return functools.reduce(torch.maximum, shades)
