@@ -25,7 +25,7 @@ POSITIVE = (
     *("env.stack", "env.skip", "env.length", "model.width", "optimizer.learning_rate", "optimizer.clip_norm"),
     *("algorithm.epochs", "algorithm.minibatches", "algorithm.batch_size", "algorithm.n_step"),
     *("algorithm.target_every", "algorithm.intensity", "algorithm.replay_size", "algorithm.huber", "algorithm.clip"),
-    *("model.first_stride",),
+    *("model.first_stride", "sampler.workers_per_core"),
     *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
 )
 NOT_NEGATIVE = (

@@ -286,6 +286,9 @@ class SamplerConfig:
     idles, masked, until the rollout ends, and prepares its reset while the learner works (Stooke & Abbeel)."""
     workers: int = 0
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
+    workers_per_core: int = 1
+    """Where `workers` is 0 and there is a GPU, so many workers fit a core. With 2 the system moves what waits for a
+    slow core to a fast one; with 1 environments move (`balance`), which needs more of them."""
     pin: bool = True
     """Pin each worker to a core where there are enough; more workers than that share the cores, all but the owner's."""
     balance: float = 1.0

@@ -29,20 +29,21 @@ SILENCE = 0.1  # seconds in which workers finish what they were asked for
 
 
 class Shape(NamedTuple):
-    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about, and a squad
-    for each two, so that few wait for each other. A busy learner has a core of its own."""
+    """How an algorithm runs here, with overlap: two workers for each core, which the system moves about, in small
+    squads, so that few wait for each other. A busy learner has a core of its own."""
 
     preset: str
     horizon: int
     busy: bool = False
     envs_per_worker: int = 24  # each takes a fifth of a second to make; with more the owner is called less often
+    squad: int = 2  # workers that wait for each other
 
     def cores(self, cores: int) -> int:
         """How many of this machine's cores the workers have."""
         return max(1, cores - 1) if self.busy else cores
 
 
-SAMPLING = Shape("ppo", 16, envs_per_worker=48)
+SAMPLING = Shape("ppo", 16, envs_per_worker=48, squad=1)
 ALGORITHMS = {
     "a2c": Shape("a2c", 5, envs_per_worker=48),
     "ppo": Shape("ppo", 32),
@@ -58,7 +59,9 @@ def command(arguments: list[str]) -> int:
         prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=0.6, help="length of each measurement, at least")
-    parser.add_argument("--repeats", type=int, default=6, help="measurements of each kind; the median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="measurements of each algorithm, and half of those of sampling; medians"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options, flags = parser.parse_known_args(arguments[1:])
@@ -123,7 +126,7 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
         environments=workers * shape.envs_per_worker,
         horizon=shape.horizon,
         groups=2,
-        squads=workers // 2,
+        squads=workers // shape.squad,
         workers=workers,
         pin=shape.busy,
         decorrelation=100,
@@ -158,7 +161,7 @@ def beside_emulator(
             learn_first(replica)
         warm_up_until(action, SETTLING)
         look_at_emulators()
-        for _ in range(repeats):
+        for _ in range(repeats if learn else 2 * repeats):  # sampling is so near the limit that noise matters most
             action()  # everyone is at work again, and has moved where environments may move after a pause
             replica.timing.reset()
             samples.append(speed(replica, action, seconds))

@@ -11,6 +11,7 @@ from phalanx.registry import MakeEnv, make_network
 from phalanx.replay.experience import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
+from phalanx.sampling.captured import rows_of_a_launch
 from phalanx.sampling.collector import rollout_bytes
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.stored import difference
@@ -57,8 +58,11 @@ def _frames(experiment: Experiment, device: str) -> str:
 
 def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     sampler, algorithm = experiment.sampler, experiment.algorithm
-    rows = sampler.rollout_steps
-    groups = sampler.groups * place(experiment, choose_compute(experiment.run).device.type).squads
+    rows, compute = sampler.rollout_steps, choose_compute(experiment.run)
+    groups = sampler.groups * place(experiment, compute.device.type).squads
+    together = sampler.environments // groups
+    if compute.graphs and experiment.topology.name != "serial":
+        together = rows_of_a_launch([together] * groups)
     if isinstance(algorithm, PPOConfig):
         learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
     elif isinstance(algorithm, DQNConfig):
@@ -70,7 +74,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
         (
             "rollout",
             f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
-            f"{groups} group(s), inference batches of {sampler.environments // groups}",
+            f"{groups} group(s), inference batches of {together}",
         ),
         (
             "learning",

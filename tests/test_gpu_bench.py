@@ -19,7 +19,8 @@ def test_every_shape_fits_any_number_of_cores(shape, cores):
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
     assert experiment.topology == SynchronousConfig(overlap=True)
     assert experiment.sampler.environments == shape.envs_per_worker * 2 * shape.cores(cores)
-    assert experiment.sampler.squads == shape.cores(cores) and experiment.sampler.pin == shape.busy
+    assert experiment.sampler.squads == 2 * shape.cores(cores) // shape.squad
+    assert experiment.sampler.pin == shape.busy
 
 
 def test_a_part_of_it_can_be_measured():

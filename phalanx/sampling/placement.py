@@ -56,9 +56,10 @@ def place(experiment: Experiment, device: str) -> Placement:
         return Placement(0, experiment.sampler.environments, None, experiment.run.threads or count)
     environments = experiment.sampler.environments
     reserve = 1 if device == "cuda" and count >= 4 else 0
-    workers = experiment.sampler.workers or _largest_divisor(environments, count - reserve)
-    if not experiment.sampler.workers and workers < FEW * count:
-        workers = _largest_divisor(environments, count)
+    each = experiment.sampler.workers_per_core if device == "cuda" else 1
+    workers = experiment.sampler.workers or _largest_divisor(environments, each * (count - reserve))
+    if not experiment.sampler.workers and workers < FEW * each * count:
+        workers = _largest_divisor(environments, each * count)
     if environments % workers:
         raise UserError(
             f"{environments} environments do not divide among {workers} workers; use --sampler.workers "

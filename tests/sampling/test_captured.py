@@ -127,6 +127,21 @@ def test_it_collects_what_the_collector_collects(run, name, toy, overlap, squads
             torch.testing.assert_close(value, theirs[2][key], rtol=1e-4, atol=1e-5, msg=key)
 
 
+@pytest.mark.parametrize(
+    ("groups", "rows"),
+    [
+        ([3] * 20, 30),  # half of all
+        ([8] * 15, 56),  # whole groups
+        ([48] * 32, 48),
+        ([200] * 4, 200),  # a group always has room
+        ([16], 16),
+        ([2, 2, 1], 2),
+    ],
+)
+def test_a_launch_has_room_for_half_of_the_environments_in_whole_groups(groups, rows):
+    assert captured.rows_of_a_launch(groups) == rows
+
+
 def test_a_few_graphs_serve_all_groups_and_steps(run):
     experiment = experiment_of("ppo-catch", True, ToyConfig(), {}, squads=2, groups=2)
     collector = run(experiment, True, 4)[3]

@@ -56,7 +56,7 @@ def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device
     monkeypatch.setattr(placement, "usable_cores", lambda: cores)
     monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
     base = preset("pong-fast")
-    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1)
+    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1, workers_per_core=1)
     found = place(dataclasses.replace(base, sampler=sampler), device)
     assert (found.workers, len(found.cores or [])) == (workers, workers)
     if device == "cuda" and workers < cores > 2:
@@ -81,6 +81,24 @@ def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, de
     assert found.cores == cores
     assert found.balance == 0  # the system does it
     assert ("sharing cores" in found.describe()) == (cores is not None)
+
+
+@pytest.mark.parametrize(
+    ("cores", "environments", "device", "workers", "shared"),
+    [
+        (16, 60, "cuda", 30, 15),  # the owner's core is left to it,
+        (16, 64, "cuda", 32, 15),  # also where the workers are twice as many as all cores
+        (16, 60, "cpu", 15, 15),  # on a CPU the owner needs every core itself
+        (2, 60, "cuda", 4, 0),
+    ],
+)
+def test_two_workers_for_each_core_beside_a_gpu(cores, environments, device, workers, shared, monkeypatch):
+    monkeypatch.setattr(placement, "usable_cores", lambda: cores)
+    monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
+    base = preset("pong-fast")
+    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1, workers_per_core=2)
+    found = place(dataclasses.replace(base, sampler=sampler), device)
+    assert (found.workers, len(found.cores or [])) == (workers, shared)
 
 
 def test_without_a_gpu_nothing_starts_early(monkeypatch):
