@@ -124,8 +124,15 @@ class ConvTorso(nn.Module):
                 # channels past the frames' own would meet zeros only, so they are left out
                 weight = fold_weight(weight[:, : self.channels] * self.scale, self.fold)
                 stride = (layer.stride, layer.stride // self.fold)
-            x = _convolve(x, weight, convolution.bias, stride, pads)  # type: ignore[arg-type]
-            x = F.relu(blocks(F.max_pool2d(x, 2) if layer.pool else x), inplace=True)
+            bias: Tensor | None = convolution.bias  # type: ignore[assignment]
+            # the same number for a quarter of the pixels; a CPU adds it while it convolves
+            is_late = layer.pool and x.is_cuda and bias is not None
+            x = _convolve(x, weight, None if is_late else bias, stride, pads)
+            if layer.pool:
+                x = F.max_pool2d(x, 2)
+            if is_late:
+                x = x + bias.to(x.dtype)[:, None, None]  # type: ignore[union-attr]
+            x = F.relu(blocks(x), inplace=True)
         # channels stay innermost: no copy of the channels_last activations
         return F.relu(self.dense(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
 

@@ -67,28 +67,16 @@ class Adam:
 
     def apply(self, params: Tensor, gradient: Tensor, state: State, learning_rate: float | Tensor) -> None:
         mean, square, t = state["mean"], state["square"], state["t"].add_(1)
-        if params.device.type == "cpu" and self.tensorflow:
-            # a larger epsilon makes TensorFlow's form of torch's
-            epsilon = self.epsilon / math.sqrt(1 - self.beta2 ** t.item())
-            self._apply_in_one_pass(params, gradient, mean, square, t, learning_rate, epsilon)
-        elif self.tensorflow:
-            self._apply_without_waiting(params, gradient, mean, square, t, learning_rate)
+        if params.device.type == "cpu":
+            self._apply_in_one_pass(params, gradient, mean, square, t, float(learning_rate))
         else:
-            self._apply_in_one_pass(params, gradient, mean, square, t, learning_rate, self.epsilon)
+            self._apply_without_waiting(params, gradient, mean, square, t, learning_rate)
 
     def _apply_in_one_pass(
-        self,
-        params: Tensor,
-        gradient: Tensor,
-        mean: Tensor,
-        square: Tensor,
-        t: Tensor,
-        learning_rate: float | Tensor,
-        epsilon: float,
+        self, params: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, t: Tensor, learning_rate: float
     ) -> None:
-        """torch's own kernel reads and writes each vector once."""
-        if params.device.type == "cpu":
-            learning_rate = float(learning_rate)
+        """torch's own kernel reads and writes each vector once; a larger epsilon makes TensorFlow's form of its own."""
+        epsilon = self.epsilon / (math.sqrt(1 - self.beta2 ** t.item()) if self.tensorflow else 1.0)
         torch._fused_adam_(
             [params], [gradient], [mean], [square], [], [t.float()],
             lr=learning_rate, beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=epsilon,
@@ -98,11 +86,14 @@ class Adam:
     def _apply_without_waiting(
         self, params: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, t: Tensor, learning_rate: float | Tensor
     ) -> None:
-        """TensorFlow's form without a look at `t`, which lives on the device."""
+        """Without a look at `t`, which lives on the device. torch's own kernel has a block for each 65,536 numbers of a
+        vector, too few to fill a GPU."""
         mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        rate = learning_rate * (1 - self.beta2**t).sqrt() / (1 - self.beta1**t)
-        _step(params, mean, square_root(square).add_(self.epsilon), rate)
+        correction = (1 - self.beta2**t).sqrt()
+        rate = learning_rate * correction / (1 - self.beta1**t)
+        epsilon = self.epsilon if self.tensorflow else self.epsilon * correction
+        _step(params, mean, square.sqrt().add_(epsilon), rate)
 
 
 @dataclass(frozen=True)

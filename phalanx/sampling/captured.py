@@ -31,11 +31,13 @@ from phalanx.sampling.processes import ProcessEnvs
 from phalanx.seams import Policy
 from phalanx.types import EnvStep, Progress, Rollout
 
-TURNS = 2  # launches of a lane under way: the host prepares one while the device is at the other
+TURNS = 3  # launches of a lane under way at most: the device has room for several such chains side by side
 TOGETHER = 64  # rows of a launch at most, unless a group has more: the device takes longer with them
 OUTCOMES = ("reward", "terminated", "truncated", "cut")
 Waiting = tuple[int, int]
 """A group that is to be answered, and the step it is at."""
+Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
+"""To run on, and to capture on: libraries keep scratch memory per stream, which graphs side by side must not share."""
 
 
 @dataclass
@@ -46,12 +48,13 @@ class CapturedLane(Lane):
 
 
 class Turn:
-    """A graph's place to read which rows of a lane it is to answer, and the step each is at."""
+    """A graph's place to read which rows of a lane it is to answer, and the step each is at; and where it runs."""
 
-    def __init__(self, lane: int, order: np.ndarray, device: torch.device) -> None:
+    def __init__(self, lane: int, order: np.ndarray, streams: Streams, device: torch.device) -> None:
         self.lane = lane
         self.order = order  # [2, rows of a launch]
         self.given = mapped(order, device)
+        self.stream, self.capturing = streams
         self.going: list[int] = []  # groups that will go on once they are answered
         self.answered = torch.cuda.Event(blocking=True)
 
@@ -92,15 +95,16 @@ class CapturedCollector(Collector):
         self.step = {name: mapped(getattr(exchange.step, name), device) for name in names}
         self.published = mapped(exchange.action, device)
         orders = self.orders.reshape(lanes, TURNS, 2, size)
-        self.free = [[Turn(lane, order, device) for order in orders[lane]] for lane in range(lanes)]
+        # they go before the learner's
+        pairs = [(torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)) for _ in range(TURNS)]
+        self.streams = [stream for stream, _ in pairs]
+        self.free = [list(map(Turn, [lane] * TURNS, orders[lane], pairs, [device] * TURNS)) for lane in range(lanes)]
         self.waiting: list[list[Waiting]] = [[] for _ in range(lanes)]
-        self.flying: deque[Turn] = deque()  # on the device, which answers them in this order
+        self.flying: list[Turn] = []  # on the device, in the order in which they were launched
         self.answers: deque[int] = deque()  # groups whose actions are there
         self.depth = torch.arange(self.stack, device=device)
         self.capturer = Capturer("a step of sampling", report)
         self.launches: dict[tuple[str, Turn], Work] = {}
-        self.stream = torch.cuda.Stream(priority=-1)  # goes before the learner's
-        self.capturing = torch.cuda.Stream(priority=-1)
 
     def close(self) -> None:
         try:
@@ -119,7 +123,8 @@ class CapturedCollector(Collector):
 
     def _begin(self, progress: Progress) -> None:
         super()._begin(progress)
-        self.stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream())  # where a rollout begins
 
     def _end(self, progress: Progress) -> Rollout:
         lane = self.collected % len(self.lanes)
@@ -127,7 +132,8 @@ class CapturedCollector(Collector):
             while not self.free[lane]:
                 self._await_answer()  # perhaps first one of another lane
             self._launch(lane)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
         return super()._end(progress)
 
     def _carry_over(self, group: int) -> None:
@@ -156,18 +162,20 @@ class CapturedCollector(Collector):
         return going > 0
 
     def _answered(self) -> int | None:
-        if not self.answers and self.flying and self.flying[0].answered.query():
-            self._land()
+        if not self.answers:
+            for turn in [turn for turn in self.flying if turn.answered.query()]:
+                self._land(turn)
         return self.answers.popleft() if self.answers else None
 
     def _await_answer(self) -> None:
         started = time.perf_counter()
-        self.flying[0].answered.synchronize()
-        self._land()
+        first = self.flying[0]
+        first.answered.synchronize()
+        self._land(first)
         self.timing.add("infer", time.perf_counter() - started)
 
-    def _land(self) -> None:
-        turn = self.flying.popleft()
+    def _land(self, turn: Turn) -> None:
+        self.flying.remove(turn)
         self.free[turn.lane].append(turn)
         self.answers += turn.going
 
@@ -177,18 +185,20 @@ class CapturedCollector(Collector):
         self.timing.add("env", time.perf_counter() - started)
 
     def _truncated(self, group: int, t: int, step: EnvStep) -> None:
-        with on_stream(self.stream):
+        with on_stream(self.streams[0]):
             super()._truncated(group, t, step)
 
     def _launch(self, lane: int) -> int:
         """Have waiting groups answered; how many of them will go on."""
         turn = self.free[lane].pop()
         served = turn.fill(self.waiting[lane], self.rows)
-        with on_stream(self.stream):
+        with on_stream(turn.stream):
             if any(t == 0 for _, t in served):
+                for other in self.flying:  # perhaps it writes the frames these begin with, and actions nobody takes
+                    turn.stream.wait_event(other.answered)
                 self._run("begin", turn, self._captured_begin)
             self._run("answer", turn, self._captured_answer)
-            turn.answered.record(self.stream)
+            turn.answered.record(turn.stream)
         self.flying.append(turn)
         turn.going = [group for group, t in served if t < self.horizon]
         return len(turn.going)
@@ -238,12 +248,12 @@ class CapturedCollector(Collector):
         nothing."""
         launch = self.launches.get((name, turn))
         if launch is None:
-            launch = self.capturer.capture(lambda: work(turn), lambda: None, self.capturing)
+            launch = self.capturer.capture(lambda: work(turn), lambda: None, turn.capturing)
             self.launches[name, turn] = launch
         launch()
 
 
 def rows_of_a_launch(groups: list[int]) -> int:
-    """For groups of so many rows: whole groups, half of all environments, for the others are simulated meanwhile."""
+    """For groups of so many rows: whole groups, of which all launches together hold all environments."""
     largest = max(groups)
     return largest * max(1, min(TOGETHER, sum(groups) // TURNS) // largest)

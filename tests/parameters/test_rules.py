@@ -117,6 +117,18 @@ def test_rules_on_a_gpu_equal_those_on_a_cpu(name: str, rate: float | Tensor) ->
     torch.testing.assert_close(params.cpu(), trained(name), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["adam", "adam-tf"])
+def test_adam_of_a_device_is_that_of_a_cpu(name: str, monkeypatch: Any) -> None:
+    """In passes that do not look at the number of the update."""
+    rule, params = make_rule(CONFIGS[name]), start()
+    monkeypatch.setattr(Adam, "_apply_in_one_pass", Adam._apply_without_waiting)
+    state = rule.init(SIZE)
+    for gradient in gradients():
+        rule.apply(params, gradient, state, RATE)
+    monkeypatch.undo()
+    torch.testing.assert_close(params, trained(name), atol=1e-6, rtol=1e-6)
+
+
 def test_the_forms_with_torch_names_differ_from_their_variants() -> None:
     def one_step(**settings: Any) -> Tensor:
         rule, params = make_rule(OptimizerConfig(epsilon=0.1, **settings)), torch.zeros(SIZE)
