@@ -157,7 +157,7 @@ class TestResume:
         assert window["scores"][:84] == scores["scores"][16:]  # the last 100 games, 16 of them new
 
     def test_without_the_memory_shows_how_it_is_filled_again(self, train, resume, tmp_path, capsys):
-        often = ("--run.log-every", 0.001, "--topology", "serial")
+        often = ("--run.log-every", 1e-9, "--topology", "serial")
         assert train("dqn-catch", *often, steps=1000) == 0
         fresh = [line["warmup"] for line in records(tmp_path / "run") if "warmup" in line]
         assert "learning starts after 500 steps" in capsys.readouterr().out
@@ -170,7 +170,7 @@ class TestResume:
         assert "learning goes on after 500 steps" in capsys.readouterr().out
 
     def test_with_the_memory_has_no_warm_up(self, train, resume, tmp_path, capsys):
-        often = ("--run.log-every", 0.001, "--topology", "serial", "--algorithm.checkpoint-replay", "True")
+        often = ("--run.log-every", 1e-9, "--topology", "serial", "--algorithm.checkpoint-replay", "True")
         assert train("dqn-catch", *often, steps=1000) == 0
         before = len(records(tmp_path / "run"))
         capsys.readouterr()

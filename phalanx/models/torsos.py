@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from phalanx.config import ModelConfig
 from phalanx.errors import UserError, unknown
+from phalanx.models.pooling import max_pool
 from phalanx.types import EnvSpec
 
 Pads = tuple[int, int, int, int]  # left, right, top, bottom
@@ -129,7 +130,7 @@ class ConvTorso(nn.Module):
             is_late = layer.pool and x.is_cuda and bias is not None
             x = _convolve(x, weight, None if is_late else bias, stride, pads)
             if layer.pool:
-                x = F.max_pool2d(x, 2)
+                x = max_pool(x)
             if is_late:
                 x = x + bias.to(x.dtype)[:, None, None]  # type: ignore[union-attr]
             x = F.relu(blocks(x), inplace=True)

@@ -100,7 +100,7 @@ class CapturedCollector(Collector):
         self.streams = [stream for stream, _ in pairs]
         self.free = [list(map(Turn, [lane] * TURNS, orders[lane], pairs, [device] * TURNS)) for lane in range(lanes)]
         self.waiting: list[list[Waiting]] = [[] for _ in range(lanes)]
-        self.flying: list[Turn] = []  # on the device, in the order in which they were launched
+        self.flying: deque[Turn] = deque()  # on the device, in the order in which they were launched
         self.answers: deque[int] = deque()  # groups whose actions are there
         self.depth = torch.arange(self.stack, device=device)
         self.capturer = Capturer("a step of sampling", report)
@@ -162,20 +162,19 @@ class CapturedCollector(Collector):
         return going > 0
 
     def _answered(self) -> int | None:
-        if not self.answers:
-            for turn in [turn for turn in self.flying if turn.answered.query()]:
-                self._land(turn)
+        if not self.answers and self.flying and self.flying[0].answered.query():
+            self._land()
         return self.answers.popleft() if self.answers else None
 
     def _await_answer(self) -> None:
         started = time.perf_counter()
-        first = self.flying[0]
-        first.answered.synchronize()
-        self._land(first)
+        self.flying[0].answered.synchronize()
+        self._land()
         self.timing.add("infer", time.perf_counter() - started)
 
-    def _land(self, turn: Turn) -> None:
-        self.flying.remove(turn)
+    def _land(self) -> None:
+        """The one that has flown longest: others are seldom back before it, and a look takes time."""
+        turn = self.flying.popleft()
         self.free[turn.lane].append(turn)
         self.answers += turn.going
 
