@@ -60,7 +60,7 @@ def command(arguments: list[str]) -> int:
     )
     parser.add_argument("--seconds", type=float, default=0.6, help="length of each measurement, at least")
     parser.add_argument(
-        "--repeats", type=int, default=4, help="measurements of each algorithm, and half of those of sampling; medians"
+        "--repeats", type=int, default=4, help="measurements of each algorithm, twice as many of sampling; medians"
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -312,7 +312,7 @@ def _as_words(stacks: Tensor, size: int) -> Tensor:
     """Bytes [..., W] as words of 2 or 4 [..., W/size]; copied only where they do not lie so."""
     steps = (stacks.storage_offset(), *stacks.stride()[:-1])
     aligned = stacks.stride(-1) == 1 and all(step % size == 0 for step in steps)
-    return (stacks if aligned else stacks.contiguous()).view(WORDS[size])
+    return (stacks if aligned else stacks.clone(memory_format=torch.contiguous_format)).view(WORDS[size])
 
 
 def _same(size: int, layer: Convolution) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """All parameters of a model as one vector, and all its gradients as another.
 
 Everything behind the learner (norm clip, update rule, stores, shards, checkpoints) works on these two vectors; the
-model works on views of them, so nothing is gathered or scattered. Only where a large layer computes in bfloat16 on a
-CPU, the model holds a rounded copy of its own: rounding once an update costs less than rounding in every forward pass.
+model works on views of them, so nothing is gathered or scattered. Only where layers compute in bfloat16 (on a CPU the
+large ones, on a GPU those of a model that only acts), the model holds rounded copies of its own: rounding once an
+update, or once a rollout, costs less than rounding in every forward pass.
 
     clear -> backward -> gather -> rule on `flat` -> refresh
 

@@ -134,7 +134,9 @@ class CapturedCollector(Collector):
             self._launch(lane)
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
-        return super()._end(progress)
+        rollout = super()._end(progress)
+        self._ask_together(lambda: None)  # those that are ahead need not wait for the next call
+        return rollout
 
     def _carry_over(self, group: int) -> None:
         """Nothing: it is part of the graphs below, as is the next."""
@@ -231,8 +233,9 @@ class CapturedCollector(Collector):
         rollout.frames.index_put_((taken + self.stack, rows), self.decode(step["observation"]))
         noise = lane.noise[t.clamp(max=self.horizon - 1), rows]
         output = lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
-        self.published.index_put_((rows,), output.action.to(self.published.dtype))
-        lane.chosen["action"].index_put_((t, rows), output.action)
+        action = lane.chosen["action"]
+        action.index_put_((t, rows), output.action)
+        self.published.index_put_((rows,), action[t, rows].to(self.published.dtype))  # what stands there, of twins
         lane.chosen["log_prob"].index_put_((t, rows), output.log_prob)
         rollout.value.index_put_((t, rows), output.value)
 
@@ -243,11 +246,18 @@ class CapturedCollector(Collector):
         return frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
 
     def _run(self, name: str, turn: Turn, work: Callable[[Turn], None]) -> None:
-        """Launch a graph; capture it at its first use, of which nothing has to be taken back: to do it again changes
-        nothing."""
+        """Launch a graph; capture it at its first use. To do its work again changes nothing, except where a horizon is
+        shorter than the stack: then the frames a rollout begins with are partly those it ended with."""
         launch = self.launches.get((name, turn))
         if launch is None:
-            launch = self.capturer.capture(lambda: work(turn), lambda: None, turn.capturing)
+            frames, rows = self.lanes[turn.lane].rollout.frames[: self.stack], turn.order[0].tolist()
+            before = frames[:, rows]
+
+            def undo() -> None:
+                frames[:, rows] = before
+
+            launch = self.capturer.capture(lambda: work(turn), undo, turn.capturing)
+            undo()
             self.launches[name, turn] = launch
         launch()
 

@@ -255,7 +255,7 @@ class Collector:
         self.timing.add("infer", time.perf_counter() - started)
 
     def _ask_together(self, meanwhile: Callable[[], object]) -> bool:
-        """Have the actions chosen of groups that were to wait for others; were there any?"""
+        """Have the actions chosen of groups that were to wait for others; will any of them go on?"""
         return False
 
     def _answered(self) -> int | None:
