@@ -257,7 +257,6 @@ class CapturedCollector(Collector):
                 frames[:, rows] = before
 
             launch = self.capturer.capture(lambda: work(turn), undo, turn.capturing)
-            undo()
             self.launches[name, turn] = launch
         launch()
 
