@@ -103,18 +103,19 @@ extern "C" __global__ void unpool(
 def max_pool(x: Tensor) -> Tensor:
     """[N, C, H, W] -> [N, C, H/2, W/2]"""
     fits = x.is_cuda and x.dtype == torch.bfloat16 and x.shape[1] % CHANNELS == 0 and x.numel() < 2**31
-    if fits and x.is_contiguous(memory_format=torch.channels_last) and kernels() is not None:
+    if fits and x.is_contiguous(memory_format=torch.channels_last) and kernels(x.device) is not None:
         pooled: Tensor = Pool.apply(x)
         return pooled
     return F.max_pool2d(x, 2)
 
 
 @functools.cache
-def kernels() -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """Forwards and backwards; None where they cannot be compiled."""
+def kernels(device: torch.device) -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """Forwards and backwards, for a device; None where they cannot be compiled."""
     try:
         compile_kernel: Any = torch.cuda._compile_kernel
-        return compile_kernel(SOURCE, "pool"), compile_kernel(SOURCE, "unpool")
+        with torch.cuda.device(device):
+            return compile_kernel(SOURCE, "pool"), compile_kernel(SOURCE, "unpool")
     except Exception as error:  # of whatever kind: torch's kernels do as well
         reason = str(error).partition("\n")[0]
         warnings.warn(f"phalanx's kernels for pools cannot be compiled, torch's are slower: {reason}", stacklevel=2)
@@ -149,7 +150,7 @@ class Pool(torch.autograd.Function):
 
 
 def launch(which: int, threads: int, tensors: list[Tensor], shape: torch.Size) -> None:
-    found = kernels()
+    found = kernels(tensors[0].device)
     assert found is not None
     blocks = -(-threads // THREADS)
     arguments = [*tensors, threads, shape[2], shape[3], shape[1] // CHANNELS]

@@ -3,9 +3,11 @@ one thread after the other."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +93,13 @@ def check(shape: tuple[int, ...], device: str, pool: Any) -> None:
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if min(shape[2:]) > 1 and shape[0]])
 def test_its_bits_are_torchs(shape, plain_kernels, monkeypatch):
-    monkeypatch.setattr(pooling, "kernels", lambda: plain_kernels)
+    monkeypatch.setattr(pooling, "kernels", lambda device: plain_kernels)
     check(shape, "cpu", pooling.Pool.apply)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 1, 4), (0, 8, 4, 4)])
 def test_what_has_no_window_has_no_gradient(shape, plain_kernels, monkeypatch):
-    monkeypatch.setattr(pooling, "kernels", lambda: plain_kernels)
+    monkeypatch.setattr(pooling, "kernels", lambda device: plain_kernels)
     leaf = pixels(shape, "cpu").requires_grad_()
     pooled = pooling.Pool.apply(leaf)
     assert pooled.numel() == 0
@@ -108,7 +110,7 @@ def test_what_has_no_window_has_no_gradient(shape, plain_kernels, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if min(shape[2:]) > 1 and shape[0]])
 def test_its_bits_are_torchs_on_a_gpu(shape):
-    assert pooling.kernels() is not None
+    assert pooling.kernels(torch.device("cuda", torch.cuda.current_device())) is not None
     check(shape, "cuda", pooling.max_pool)
 
 
@@ -129,3 +131,15 @@ def test_it_can_be_captured():
 def test_what_does_not_fit_goes_to_torch(change):
     x = change(pixels((2, 16, 8, 6), "cuda").nan_to_num(0.0))
     assert torch.equal(pooling.max_pool(x), F.max_pool2d(x, 2))
+
+
+def test_without_a_compiler_for_kernels_it_says_so_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", None)
+    pooling.kernels.cache_clear()
+    with pytest.warns(UserWarning, match="cannot be compiled, torch's are slower: 'NoneType' object is not callable"):
+        assert pooling.kernels(torch.device("cpu")) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pooling.kernels(torch.device("cpu")) is None
+    pooling.kernels.cache_clear()
