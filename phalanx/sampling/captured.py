@@ -4,7 +4,7 @@
 
 The step buffer lies in page-locked shared memory at fixed addresses, so a graph reads what the workers wrote and
 writes actions where they read them. Whoever is back when the device is free is answered together, in one launch: a
-step is a chain of many small kernels, which take as long for one row as for a hundred. So groups may be small, and
+step is a chain of many small kernels, which take little longer for many rows than for few. So groups may be small, and
 few workers wait for each other. A launch always has the same number of rows, some of them twice, so that an answer does
 not depend on who else was there. Which rows, and the step each is at, the host writes into page-locked memory: a
 few graphs for each lane serve every group and step. While the device works, whatever is to be done meanwhile is done.
@@ -16,7 +16,6 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from torch import Tensor
 from phalanx.runtime.device import on_stream
 from phalanx.runtime.graphs import Capturer, Work
 from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
-from phalanx.sampling.collector import Collector, Lane
+from phalanx.sampling.collector import Collector
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.seams import Policy
 from phalanx.types import EnvStep, Progress, Rollout
 
 TURNS = 3  # launches of a lane under way at most: the device has room for several such chains side by side
@@ -38,13 +36,6 @@ Waiting = tuple[int, int]
 """A group that is to be answered, and the step it is at."""
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 """To run on, and to capture on: libraries keep scratch memory per stream, which graphs side by side must not share."""
-
-
-@dataclass
-class CapturedLane(Lane):
-    """Besides, what was chosen after each step, the last one too, after which none is taken."""
-
-    chosen: dict[str, Tensor] = field(default_factory=dict)  # [T+1, N], of which the rollout has the first T
 
 
 class Turn:
@@ -84,6 +75,7 @@ class CapturedCollector(Collector):
 
     def __init__(self, *arguments: Any, report: Callable[[str], None]) -> None:
         super().__init__(*arguments)
+        self.chosen = [room_for_one_more(lane.rollout) for lane in self.lanes]
         exchange, device = self.envs.exchange, self.device
         self.rows = [list(range(rows.start, rows.stop)) for rows in self.envs.groups]
         size, lanes = rows_of_a_launch([len(rows) for rows in self.rows]), len(self.lanes)
@@ -98,7 +90,10 @@ class CapturedCollector(Collector):
         # they go before the learner's
         pairs = [(torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)) for _ in range(TURNS)]
         self.streams = [stream for stream, _ in pairs]
-        self.free = [list(map(Turn, [lane] * TURNS, orders[lane], pairs, [device] * TURNS)) for lane in range(lanes)]
+        self.free = [
+            [Turn(lane, order, streams, device) for order, streams in zip(orders[lane], pairs, strict=True)]
+            for lane in range(lanes)
+        ]
         self.waiting: list[list[Waiting]] = [[] for _ in range(lanes)]
         self.flying: deque[Turn] = deque()  # on the device, in the order in which they were launched
         self.answers: deque[int] = deque()  # groups whose actions are there
@@ -112,14 +107,6 @@ class CapturedCollector(Collector):
         finally:
             for memory in self.locked:
                 unlock_pages(memory)
-
-    def _make_lane(self, policy: Policy) -> CapturedLane:
-        lane = super()._make_lane(policy)
-        rollout, chosen = lane.rollout, {}
-        for name in ("action", "log_prob"):
-            chosen[name] = getattr(rollout, name).new_zeros((self.horizon + 1, *rollout.action.shape[1:]))
-            setattr(rollout, name, chosen[name][:-1])
-        return CapturedLane(lane.policy, rollout, lane.noise, chosen=chosen)
 
     def _begin(self, progress: Progress) -> None:
         super()._begin(progress)
@@ -147,7 +134,7 @@ class CapturedCollector(Collector):
         self.waiting[self.done[group] % len(self.lanes)].append((group, t))
 
     def _bootstrap(self, group: int) -> None:
-        self.waiting[self.done[group] % len(self.lanes)].append((group, self.horizon))
+        self._ask(group, self.horizon, lambda: None)
 
     def _ask_together(self, meanwhile: Callable[[], object]) -> bool:
         """The older rollout first: the newer one begins with its last frames."""
@@ -219,7 +206,7 @@ class CapturedCollector(Collector):
     def _captured_answer(self, turn: Turn) -> None:
         """Write what rows have seen of their last step, and choose their next actions."""
         rows, t = turn.given.clone()
-        lane: Any = self.lanes[turn.lane]
+        lane, chosen = self.lanes[turn.lane], self.chosen[turn.lane]
         rollout = lane.rollout
         step = {name: array.index_select(0, rows) for name, array in self.step.items()}
         # rows that begin have taken no step yet: what is written for them stands where the last step will
@@ -233,10 +220,10 @@ class CapturedCollector(Collector):
         rollout.frames.index_put_((taken + self.stack, rows), self.decode(step["observation"]))
         noise = lane.noise[t.clamp(max=self.horizon - 1), rows]
         output = lane.policy.act(self._stacks(rollout, rows, t), history, noise, rows)
-        action = lane.chosen["action"]
-        action.index_put_((t, rows), output.action)
-        self.published.index_put_((rows,), action[t, rows].to(self.published.dtype))  # what stands there, of twins
-        lane.chosen["log_prob"].index_put_((t, rows), output.log_prob)
+        chosen["action"].index_put_((t, rows), output.action)
+        taken_of_twins = chosen["action"][t, rows]  # a row that is there twice must do what is remembered of it
+        self.published.index_put_((rows,), taken_of_twins.to(self.published.dtype))
+        chosen["log_prob"].index_put_((t, rows), output.log_prob)
         rollout.value.index_put_((t, rows), output.value)
 
     def _stacks(self, rollout: Rollout, rows: Tensor, t: Tensor) -> Tensor:
@@ -261,7 +248,17 @@ class CapturedCollector(Collector):
         launch()
 
 
+def room_for_one_more(rollout: Rollout) -> dict[str, Tensor]:
+    """What is chosen after each step [T+1, N], the last one too, of which nothing is taken; the rollout has the rest."""
+    chosen = {}
+    for name in ("action", "log_prob"):
+        short: Tensor = getattr(rollout, name)
+        chosen[name] = short.new_zeros((len(short) + 1, *short.shape[1:]))
+        setattr(rollout, name, chosen[name][:-1])
+    return chosen
+
+
 def rows_of_a_launch(groups: list[int]) -> int:
-    """For groups of so many rows: whole groups, of which all launches together hold all environments."""
+    """For groups of so many rows: whole groups, together at most a `TURNS`-th of all environments, but one at least."""
     largest = max(groups)
     return largest * max(1, min(TOGETHER, sum(groups) // TURNS) // largest)

@@ -14,6 +14,19 @@ from phalanx.sampling import placement
 from phalanx.sampling.placement import place, start_early
 
 
+@pytest.fixture
+def placed(monkeypatch):
+    """The placement of `pong-fast` with another sampler on so many cores."""
+
+    def find(cores, device, **sampler):
+        monkeypatch.setattr(placement, "usable_cores", lambda: cores)
+        monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
+        base = preset("pong-fast")
+        return place(dataclasses.replace(base, sampler=dataclasses.replace(base.sampler, **sampler)), device)
+
+    return find
+
+
 @pytest.mark.parametrize(
     ("workers", "environments", "asked", "squads"),
     [
@@ -52,12 +65,8 @@ def test_environments_must_divide_among_groups_and_squads():
         (16, 512, "cpu", 16),
     ],
 )
-def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device, workers, monkeypatch):
-    monkeypatch.setattr(placement, "usable_cores", lambda: cores)
-    monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
-    base = preset("pong-fast")
-    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1, workers_per_core=1)
-    found = place(dataclasses.replace(base, sampler=sampler), device)
+def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device, workers, placed):
+    found = placed(cores, device, environments=environments, squads=1, groups=1, workers_per_core=1)
     assert (found.workers, len(found.cores or [])) == (workers, workers)
     if device == "cuda" and workers < cores > 2:
         assert 0 not in (found.cores or [])
@@ -72,12 +81,8 @@ def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device
         (30, "cpu", True, None),  # nobody is kept off a core
     ],
 )
-def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, device, pin, cores, monkeypatch):
-    monkeypatch.setattr(placement, "usable_cores", lambda: 16)
-    monkeypatch.setattr(placement, "core_list", lambda: list(range(16)))
-    base = preset("pong-fast")
-    sampler = dataclasses.replace(base.sampler, environments=480, workers=workers, pin=pin)
-    found = place(dataclasses.replace(base, sampler=sampler), device)
+def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, device, pin, cores, placed):
+    found = placed(16, device, environments=480, workers=workers, pin=pin)
     assert found.cores == cores
     assert found.balance == 0  # the system does it
     assert ("sharing cores" in found.describe()) == (cores is not None)
@@ -92,12 +97,8 @@ def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, de
         (2, 60, "cuda", 4, 0),
     ],
 )
-def test_two_workers_for_each_core_beside_a_gpu(cores, environments, device, workers, shared, monkeypatch):
-    monkeypatch.setattr(placement, "usable_cores", lambda: cores)
-    monkeypatch.setattr(placement, "core_list", lambda: list(range(cores)))
-    base = preset("pong-fast")
-    sampler = dataclasses.replace(base.sampler, environments=environments, squads=1, groups=1, workers_per_core=2)
-    found = place(dataclasses.replace(base, sampler=sampler), device)
+def test_two_workers_for_each_core_beside_a_gpu(cores, environments, device, workers, shared, placed):
+    found = placed(cores, device, environments=environments, squads=1, groups=1, workers_per_core=2)
     assert (found.workers, len(found.cores or [])) == (workers, shared)
 
 
