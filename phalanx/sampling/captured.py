@@ -249,7 +249,7 @@ class CapturedCollector(Collector):
 
 
 def room_for_one_more(rollout: Rollout) -> dict[str, Tensor]:
-    """What is chosen after each step [T+1, N], the last one too, of which nothing is taken; the rollout has the rest."""
+    """What is chosen after each step [T+1, N], the last one too, which nobody takes; the rollout has the first T."""
     chosen = {}
     for name in ("action", "log_prob"):
         short: Tensor = getattr(rollout, name)
