@@ -122,7 +122,14 @@ class Session:
             self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
 
     def goes_on(self) -> bool:
-        """Is there budget left? Notes why not."""
+        """Is there budget left? Notes why not, with a record: what is under way may still end and change the score."""
+        if not self.stop_reason:
+            self._look_for_the_end()
+            if self.stop_reason:
+                self._record_the_rest()
+        return not self.stop_reason
+
+    def _look_for_the_end(self) -> None:
         run, progress, score = self.experiment.run, self.replica.progress, self._score()
         if self.signal is not None:
             self.stop_reason = f"stopped by {signal.Signals(self.signal).name}"
@@ -132,7 +139,6 @@ class Session:
             self.stop_reason = f"{run.seconds:g} seconds are over"
         elif run.target_score is not None and score is not None and score >= run.target_score:
             self.stop_reason = f"target score {run.target_score:g} reached"
-        return not self.stop_reason
 
     def after_iteration(self) -> None:
         """Take in finished games; log, evaluate and write a checkpoint when due."""
@@ -263,9 +269,12 @@ class Session:
     def time_s(self) -> float:
         return self.time_before + time.perf_counter() - self.began
 
-    def _finish(self, with_envs: bool) -> None:
+    def _record_the_rest(self) -> None:
         if self.replica.progress.steps > self.last_record[1]:
             self.record()
+
+    def _finish(self, with_envs: bool) -> None:
+        self._record_the_rest()
         path = self.checkpoint(with_envs, last=True)
         progress = self.replica.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from phalanx.config import AtariConfig, GymnasiumConfig
+from phalanx.logs.metrics import ScoreWindow
 from phalanx.replica import Replica
 from phalanx.sampling.evaluator import evaluation_env
 from runs import ATARI, newest, records, same
@@ -73,6 +74,21 @@ class TestRecords:
         flags = ("--run.eval-every", 704, "--run.eval-games", 2, "--run.checkpoint-updates", 1)
         assert train(*early, *flags, steps=704) == 0
         assert [line["steps"] for line in records(tmp_path / "run") if "eval/score" in line] == [704]
+
+    def test_there_is_one_of_the_moment_a_target_is_reached(self, train, tmp_path, early, monkeypatch):
+        """Rollouts that were under way end after it, and their games may have gone worse."""
+        reached = []  # the number of games at which it is
+
+        def once(window):
+            if window.count >= 100 and not reached:
+                reached.append(window.count)
+            return 1.0 if [window.count] == reached else -1.0
+
+        monkeypatch.setattr(ScoreWindow, "mean", property(once))
+        assert train(*early, "--run.target-score", 1.0, "--run.log-every", 1000, steps=100_000) == 0
+        at_target, at_the_end = records(tmp_path / "run")
+        assert (at_target["episodes"], at_target["score"]) == (*reached, 1.0)
+        assert at_the_end["episodes"] > reached[0]
 
     @pytest.mark.parametrize("end", [("--run.seconds", 0.5), ("--run.target-score", -0.6)], ids=["time", "score"])
     def test_the_last_record_is_of_the_last_checkpoint(self, train, tmp_path, early, end):
