@@ -3,8 +3,8 @@
     python benchmarks/time_to_score.py PRESET --seeds 0 1 2 --limit 60 -- [flags of phalanx train]
 
 Each seed is a process of its own, one after the other; the clock starts before the interpreter does. A seed that
-does not get there within the limit is reported with the score it had. The score is there when the run's last record
-is written; the process ends a little later, with a checkpoint.
+does not get there within the limit is reported with the score it had. The time is that of the record which was written
+when the score was there; the process ends a little later, with rollouts that were under way and a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ def measure(preset: str, seed: int, limit: float, flags: list[str]) -> dict[str,
         ended = time.time()
         if done.returncode:
             return {"seed": seed, "reached": False, "error": done.stderr[-300:]}
-        metrics = Path(directory) / "run" / "metrics.jsonl"
+        run = Path(directory) / "run"
+        metrics = run / "metrics.jsonl"
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
-        reached = "target score" in done.stdout
-        last = records[-1]
+        target = json.loads((run / "config.json").read_text())["run"]["target_score"]
+        there = [record for record in records if record["episodes"] >= 100 and record["score"] >= target]
+        moment = there[0] if there else records[-1]
         curve = [(round(r["time_s"]), r["steps"], r["score"] and round(r["score"], 1)) for r in records]
         return {
             "seed": seed,
-            "reached": reached,
-            "seconds": round(metrics.stat().st_mtime - started, 1),
+            "reached": bool(there),
+            "seconds": round(metrics.stat().st_mtime - started - (records[-1]["time_s"] - moment["time_s"]), 1),
             "until_end": round(ended - started, 1),
-            "steps": last["steps"],
-            "score": last["score"],
+            "steps": moment["steps"],
+            "score": moment["score"],
             "sps": round(statistics.median(record["sps"] for record in records)),
             "curve": curve[:: max(1, len(curve) // 12)],
         }

@@ -80,6 +80,7 @@ class CapturedLearner(Learner):
         self.capturing = torch.cuda.Stream()
         self.rate = torch.zeros((), device=device)
         self.scalars = {name: torch.zeros((), device=device) for name in self.algorithm.scalars(Progress())}
+        self.told: dict[str, float] = {}  # the numbers the device has
         self.names: list[str] = []
         self.sums = torch.zeros(32, device=device)
         self.count = 0
@@ -94,9 +95,9 @@ class CapturedLearner(Learner):
         yield from super().updates(experience, progress)
 
     def update(self, batch: Any, progress: Progress) -> Tensor | None:
-        self.rate.fill_(self.learning_rate(progress))
+        self._tell("learning rate", self.rate, self.learning_rate(progress))
         for name, value in self.algorithm.scalars(progress).items():
-            self.scalars[name].fill_(value)
+            self._tell(name, self.scalars[name], value)
         key = (*(tensor.shape for tensor in inputs(batch)), *places(batch))
         if key not in self.graphs:
             self._forget_stale()
@@ -107,6 +108,12 @@ class CapturedLearner(Learner):
         progress.version = self.store.version
         self.count += 1
         return priorities
+
+    def _tell(self, name: str, place: Tensor, value: float) -> None:
+        """Write a number that graphs read, if it is another than before: within an iteration few are."""
+        if self.told.get(name) != value:
+            place.fill_(value)
+            self.told[name] = value
 
     def _forget_stale(self) -> None:
         """Give the memory of updates back that are of no use any more: torch does not do so while it captures."""
