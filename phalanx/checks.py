@@ -38,6 +38,7 @@ NOT_NEGATIVE = (
         "sampler.max_deaths",
     ),
     *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
+    "algorithm.discount_length",
     *("algorithm.epsilon_length", "algorithm.importance_length"),
     *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
 )
@@ -85,7 +86,9 @@ def _numbers(experiment: Experiment) -> None:
     for name in NOT_NEGATIVE:
         require(values.get(name, 0) >= 0, f"{name} is {values.get(name)}, but must not be negative")
     require(experiment.env.stack < 255, f"env.stack is {experiment.env.stack}, but at most 254 frames can be stacked")
-    require(0 < experiment.algorithm.discount <= 1, "algorithm.discount must lie in (0, 1]")
+    for name in ("algorithm.discount", "algorithm.final_discount"):
+        value = values.get(name)
+        require(value is None or 0 < value <= 1, f"{name} is {value}, but must lie in (0, 1]")
     for name in SHARES:
         require(0 <= values.get(name, 0) <= 1, f"{name} is {values.get(name)}, but must lie in [0, 1]")
     run = experiment.run

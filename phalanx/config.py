@@ -140,6 +140,10 @@ class PPOConfig:
 
     discount: float = 0.99
     """Discount factor per agent step."""
+    final_discount: float | None = None
+    """Discount at the end of its schedule, reached linearly: a short sight learns faster, a long one better."""
+    discount_length: int = 0
+    """Steps of that schedule; 0 means until run.steps."""
     gae_lambda: float = 0.95
     """Trade-off of bias and variance of advantages."""
     epochs: int = 4

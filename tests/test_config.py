@@ -158,8 +158,10 @@ def refused(experiment: Experiment) -> str:
         ({"env": ToyConfig(length=0)}, "env.length is 0"),
         ({"model": ModelConfig(torso="mlp")}, "model.torso mlp takes vectors, but Atari gives images"),
         ({"model": ModelConfig(hidden=-1)}, "model.hidden is -1"),
-        ({"algorithm": A2CConfig(discount=0.0)}, "algorithm.discount must lie in"),
-        ({"algorithm": A2CConfig(discount=1.01)}, "algorithm.discount must lie in"),
+        ({"algorithm": A2CConfig(discount=0.0)}, "algorithm.discount is 0.0, but must lie in"),
+        ({"algorithm": A2CConfig(discount=1.01)}, "algorithm.discount is 1.01, but must lie in"),
+        ({"algorithm": PPOConfig(final_discount=0.0)}, "algorithm.final_discount is 0.0, but must lie in"),
+        ({"algorithm": PPOConfig(discount_length=-1)}, "algorithm.discount_length is -1, but must not be negative"),
         ({"algorithm": A2CConfig(gae_lambda=1.5)}, "algorithm.gae_lambda is .*, but must lie in"),
         (
             {"algorithm": PPOConfig(minibatches=3)},

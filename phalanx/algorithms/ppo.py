@@ -23,11 +23,12 @@ class PPO:
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
         self.kept: dict[str, Tensor] = {}
-        self.clip = Schedule(config.clip, config.clip if config.final_clip is None else config.final_clip, total_steps)
+        self.clip = _towards(config.clip, config.final_clip, total_steps)
+        self.discount = _towards(config.discount, config.final_discount, config.discount_length or total_steps)
 
     def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ChosenRows]:
         rollout: Rollout = experience.take()
-        rows = self._keep(policy_batch(rollout, self.config.discount, self.config.gae_lambda))
+        rows = self._keep(policy_batch(rollout, self.discount(progress), self.config.gae_lambda))
         size = rows.action.shape[0] // self.config.minibatches
         for _ in range(self.config.epochs):
             order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
@@ -82,3 +83,8 @@ class PPO:
         names = ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/clipped")
         metrics = dict(zip(names, means.detach(), strict=True))
         return Loss(total, metrics)
+
+
+def _towards(start: float, final: float | None, length: int) -> Schedule:
+    """A schedule, or without an end the same number for ever."""
+    return Schedule(start, start if final is None else final, length)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phalanx.errors import RunError
 from phalanx.logs.checkpoint import Checkpoints
+from phalanx.runtime.affinity import leave_core
 from phalanx.seams import Saver
 
 WRITE_TIMEOUT = 1800.0  # seconds the largest checkpoint may take
@@ -43,6 +44,7 @@ class BackgroundWriter:
         copied = copy_tree(state)
 
         def work() -> None:
+            leave_core()  # the owner needs its own
             try:
                 self.checkpoints.write(weights, copied, steps, score, saver)
             except Exception as error:

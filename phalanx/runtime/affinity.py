@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 
+@functools.cache
 def core_list() -> list[int]:
-    """The cores this process may run on."""
+    """The cores this process may run on, whatever single ones its threads keep to later."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def leave_core() -> None:
+    """Let this thread run on all of them, though the one that started it may keep to a single one."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, core_list())
 
 
 def usable_cores() -> int:

@@ -31,6 +31,7 @@ class Placement:
     owner_threads: int
     squads: int = 1
     balance: float = 0.0  # seconds between two attempts to balance the workers
+    owner_core: int | None = None  # that workers leave to the owner
 
     def describe(self) -> str:
         if not self.workers:
@@ -38,8 +39,9 @@ class Placement:
         shared = self.cores is not None and len(self.cores) < self.workers
         pinned = f"{'sharing' if shared else 'pinned to'} cores {self.cores}" if self.cores else "not pinned"
         squads = f" in {self.squads} squads" if self.squads > 1 else ""
+        alone = "" if self.owner_core is None else f" on core {self.owner_core}"
         return (
-            f"1 owner of the model ({self.owner_threads} torch threads) + {self.workers} env workers x "
+            f"1 owner of the model ({self.owner_threads} torch threads){alone} + {self.workers} env workers x "
             f"{self.envs_per_worker} environments{squads}, {pinned}"
         )
 
@@ -79,7 +81,8 @@ def place(experiment: Experiment, device: str) -> Placement:
         for number in range(1, min(experiment.sampler.squads or workers, workers) + 1)
         if workers % number == 0 and environments % (number * experiment.sampler.groups) == 0
     )
-    return Placement(workers, environments // workers, pinned, threads, squads, balance)
+    owner_core = cores[0] if reserve and pinned and cores[0] not in pinned else None
+    return Placement(workers, environments // workers, pinned, threads, squads, balance, owner_core)
 
 
 def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
@@ -95,6 +98,7 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         cores=placement.cores,
+        owner_core=placement.owner_core,
         balance=placement.balance,
         report=report,
     )

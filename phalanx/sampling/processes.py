@@ -49,6 +49,7 @@ class ProcessEnvs:
         timeout: float = 30.0,
         max_deaths: int = 10,
         cores: list[int] | None = None,
+        owner_core: int | None = None,
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -57,6 +58,8 @@ class ProcessEnvs:
         self.timeout = timeout
         self.max_deaths = max_deaths
         self.cores = cores
+        self.owner_core = owner_core
+        self.owner_cores: set[int] = set()  # where the owner ran before it kept to its own
         self.report = report
         probe = factory(0, 0)
         self.spec = probe.spec
@@ -191,6 +194,8 @@ class ProcessEnvs:
         if self.closed:
             return
         self.closed = True
+        if self.owner_cores:
+            os.sched_setaffinity(0, self.owner_cores)
         for worker in self.workers:
             if hasattr(worker, "control"):
                 worker.control.close()  # a waiting worker leaves when the socket closes
@@ -227,6 +232,9 @@ class ProcessEnvs:
             except WorkerFailed as failure:
                 raise RunError(f"env worker {worker.number} could not start: {failure}") from None
         self.started = True
+        if self.owner_core is not None:  # only this thread: elsewhere it would wait behind workers, which keep a core
+            self.owner_cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {self.owner_core})
 
     def _orders(self, handle: WorkerHandle) -> Orders:
         cores = self.cores or None

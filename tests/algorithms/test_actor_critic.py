@@ -13,9 +13,12 @@ from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
 from phalanx.parameters.flat import FlatParameters
-from phalanx.types import EnvSpec, PolicyBatch
+from phalanx.replay.experience import Latest
+from phalanx.sampling.collector import allocate_rollout
+from phalanx.types import EnvSpec, PolicyBatch, Progress
 
 ROWS = 32
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -106,3 +109,17 @@ def test_normalised_advantages_have_no_mean_and_unit_deviation_over_the_rows_tha
     advantage, weight = torch.tensor([1.0, 5.0, 3.0, 100.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
     rows = normalised(advantage, mean_shares(weight))[:3]
     assert torch.allclose(rows, torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5))
+
+
+def test_the_discount_moves_on_the_clock_of_steps():
+    """From `discount` to `final_discount`: what the rows of a batch return tells which one was used."""
+    rollout = allocate_rollout(EnvSpec((6,), np.float32, 4), environments=1, stack=1, horizon=2, device=CPU)
+    rollout.reward[1] = 1.0
+    rollout.terminated[1] = True
+    experience = Latest()
+    experience.put(rollout)
+    ppo = PPO(PPOConfig(discount=0.5, final_discount=0.9, discount_length=100, gae_lambda=1.0, minibatches=1), 10_000)
+    for steps, discount in ((0, 0.5), (50, 0.7), (100, 0.9), (5_000, 0.9)):
+        batch = next(ppo.batches(experience, Progress(steps=steps), torch.Generator()))
+        torch.testing.assert_close(batch.rows.returns, torch.tensor([discount, 1.0]))
+    assert PPO(PPOConfig(discount=0.5), 100).discount(Progress(steps=70)) == 0.5

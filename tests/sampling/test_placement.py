@@ -84,6 +84,7 @@ def test_as_many_workers_as_cores_but_for_the_owners(cores, environments, device
 def test_more_workers_than_cores_share_those_that_are_not_the_owners(workers, device, pin, cores, placed):
     found = placed(16, device, environments=480, workers=workers, pin=pin)
     assert found.cores == cores
+    assert found.owner_core == (0 if cores else None)
     assert found.balance == 0  # the system does it
     assert ("sharing cores" in found.describe()) == (cores is not None)
 

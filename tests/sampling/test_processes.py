@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from faulty import play
 from phalanx.config import AtariConfig, ToyConfig
 from phalanx.registry import MakeEnv
-from phalanx.runtime.affinity import core_list
+from phalanx.runtime.affinity import core_list, leave_core
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SerialEnvs, SlotRules
 
@@ -82,3 +83,29 @@ def test_workers_keep_to_their_cores(workers, kept):
         assert [os.sched_getaffinity(worker.process.pid) for worker in envs.workers] == [set(cores)] * workers
     finally:
         envs.close()
+
+
+def test_the_owner_keeps_to_its_core_until_the_environments_are_closed():
+    """Not so the workers, even one that replaces a dead one, nor threads that were there before or leave the core."""
+    before = os.sched_getaffinity(0)
+    own, *others = core_list() * 2
+    asked, answers = threading.Event(), []
+    thread = threading.Thread(target=lambda: answers.append(asked.wait(60) and os.sched_getaffinity(0)))
+    thread.start()
+    envs = ProcessEnvs(MakeEnv(ToyConfig("catch"), 0), 1, 2, cores=others[:1], owner_core=own)
+    try:
+        assert os.sched_getaffinity(0) == before  # torch may not be loaded yet
+        envs.recv(0)
+        assert os.sched_getaffinity(0) == {own}
+        later = threading.Thread(target=lambda: (leave_core(), answers.append(os.sched_getaffinity(0))))
+        later.start()
+        later.join(60)
+        envs.workers[0].process.kill()
+        play(envs, 3)
+        assert envs.deaths == 1 and os.sched_getaffinity(envs.workers[0].process.pid) == {others[0]}
+    finally:
+        envs.close()
+        asked.set()
+        thread.join(60)
+    assert os.sched_getaffinity(0) == before
+    assert answers == [before, before]
