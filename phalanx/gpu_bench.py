@@ -21,6 +21,7 @@ from phalanx.bench import check_lengths, learn_first, running_replica, show, spe
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.emulators import BareEmulators
 from phalanx.errors import UserError, unknown
+from phalanx.runtime.affinity import on_any_core, usable_cores
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
@@ -93,8 +94,6 @@ def plan(only: list[str] | None = None) -> list[Task]:
 def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -> dict[str, Any]:
     """One object with everything; flags change every experiment alike."""
     import torch
-
-    from phalanx.runtime.affinity import usable_cores
 
     if not torch.cuda.is_available():
         raise UserError("phalanx bench gpu needs a GPU, but torch sees none; use phalanx bench sampling or training")
@@ -189,9 +188,10 @@ class BusyShare:
     def __enter__(self) -> BusyShare:
         command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
         try:
-            self.sampler: subprocess.Popen[str] | None = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
+            with on_any_core():
+                self.sampler: subprocess.Popen[str] | None = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
         except OSError:
             self.sampler = None
         return self

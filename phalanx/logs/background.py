@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phalanx.errors import RunError
 from phalanx.logs.checkpoint import Checkpoints
-from phalanx.runtime.affinity import leave_core
+from phalanx.runtime.affinity import on_any_core
 from phalanx.seams import Saver
 
 WRITE_TIMEOUT = 1800.0  # seconds the largest checkpoint may take
@@ -44,7 +44,6 @@ class BackgroundWriter:
         copied = copy_tree(state)
 
         def work() -> None:
-            leave_core()  # the owner needs its own
             try:
                 self.checkpoints.write(weights, copied, steps, score, saver)
             except Exception as error:
@@ -53,7 +52,8 @@ class BackgroundWriter:
                 saver.release()
 
         self.thread = threading.Thread(target=work, name="checkpoint", daemon=True)
-        self.thread.start()
+        with on_any_core():  # the owner needs its own
+            self.thread.start()
 
     def finish(self) -> None:
         """Wait for what is being written, and raise what went wrong."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -15,10 +17,18 @@ def core_list() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def leave_core() -> None:
-    """Let this thread run on all of them, though the one that started it may keep to a single one."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, core_list())
+@contextlib.contextmanager
+def on_any_core() -> Iterator[None]:
+    """What is started within may run on all of them, though the thread that starts it keeps to a single one."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, core_list())
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def usable_cores() -> int:
