@@ -110,6 +110,9 @@ A2C_PONG = dataclasses.replace(
 PONG_FAST = dataclasses.replace(
     PONG,
     env=AtariConfig("pong", frame="104x80"),
+    algorithm=PPOConfig(
+        discount=0.96, final_discount=0.99, discount_length=500_000, epochs=4, minibatches=16, clip=0.1
+    ),
     optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_300_000),
     sampler=SamplerConfig(environments=60, horizon=32, groups=2, squads=10, workers_per_core=2, decorrelation=300),
     topology=SynchronousConfig(overlap=True),
