@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -17,18 +17,24 @@ def core_list() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def keep_to(cores: Iterable[int]) -> set[int]:
+    """From now on this thread runs on these cores only, if the system lets it; those it ran on before."""
+    if not hasattr(os, "sched_setaffinity"):
+        return set()
+    before = set(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):  # they may have been taken from the process meanwhile
+        os.sched_setaffinity(0, cores)
+    return before
+
+
 @contextlib.contextmanager
 def on_any_core() -> Iterator[None]:
     """What is started within may run on all of them, though the thread that starts it keeps to a single one."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, core_list())
+    before = keep_to(core_list())
     try:
         yield
     finally:
-        os.sched_setaffinity(0, own)
+        keep_to(before)
 
 
 def usable_cores() -> int:

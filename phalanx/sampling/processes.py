@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.errors import RunError
+from phalanx.runtime.affinity import keep_to
 from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.handle import STOP_TIMEOUT, WorkerFailed, WorkerHandle
@@ -195,7 +196,7 @@ class ProcessEnvs:
             return
         self.closed = True
         if self.owner_cores:
-            os.sched_setaffinity(0, self.owner_cores)
+            keep_to(self.owner_cores)
         for worker in self.workers:
             if hasattr(worker, "control"):
                 worker.control.close()  # a waiting worker leaves when the socket closes
@@ -233,8 +234,7 @@ class ProcessEnvs:
                 raise RunError(f"env worker {worker.number} could not start: {failure}") from None
         self.started = True
         if self.owner_core is not None:  # only this thread: elsewhere it would wait behind workers, which keep a core
-            self.owner_cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {self.owner_core})
+            self.owner_cores = keep_to({self.owner_core})
 
     def _orders(self, handle: WorkerHandle) -> Orders:
         cores = self.cores or None
