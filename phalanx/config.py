@@ -294,7 +294,8 @@ class SamplerConfig:
     """Where `workers` is 0 and there is a GPU, so many workers fit a core. With 2 the system moves what waits for a
     slow core to a fast one; with 1 environments move (`balance`), which needs more of them."""
     pin: bool = True
-    """Pin each worker to a core where there are enough; more workers than that share the cores, all but the owner's."""
+    """Pin each worker to a core where there are enough; more workers than that share the cores, all but the owner's. An
+    owner with a core of its own keeps to it."""
     balance: float = 1.0
     """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
     environments then move from slow cores to fast ones, unless workers share cores. 0 means never."""
