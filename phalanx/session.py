@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,19 +29,14 @@ from phalanx.registry import make_evaluation_policy
 from phalanx.replay.experience import FRAMES_ON_HOST, Replay, replay_bytes
 from phalanx.replica import Replica
 from phalanx.runtime.device import Compute
-from phalanx.runtime.watchdog import STOPS, Watchdog
+from phalanx.runtime.signals import Interrupted, StopSignals
+from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.stored import save
 from phalanx.types import EnvSpec
 
-GRACE_SECONDS = 2.0  # how long an iteration may go on after the first signal to stop
 SILENT_SECONDS = 600.0  # within which something must happen on a GPU, besides what a worker may take for a step
-LOOK_AGAIN_SECONDS = 0.1  # after which an interruption is tried again that met a checkpoint being written
-
-
-class Interrupted(BaseException):
-    """A signal asked the run to stop and the iteration did not end in time."""
 
 
 class Session:
@@ -66,11 +59,10 @@ class Session:
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
         self.checkpoint_due = False
-        self.signal: int | None = None
-        self.alarm: Any = None  # what others had set up: the handler, and when it was to ring
         self.events = 0
         self.saving = False  # a checkpoint in this thread,
         self.writing = False  # which no signal may tear
+        self.stop = StopSignals(self._leave, lambda: self.writing)
         self.watchdog = Watchdog(self._pulse, lambda: self.saving or self.background.busy, self._last_words)
         self.began = time.perf_counter()
         self.time_before = 0.0  # seconds of earlier sessions
@@ -87,8 +79,8 @@ class Session:
                 self.after_iteration()
             self._finish(with_envs=True)
         except Interrupted:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # that of the first signal, if there were two
-            self.stop_reason = f"stopped by {signal.Signals(self.signal or signal.SIGTERM).name}"
+            self.stop.calm()  # the first signal's clock still runs, if there were two
+            self.stop_reason = f"stopped by {self.stop.name}"
             self._finish(with_envs=False)
         except NotFinite as error:
             raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
@@ -131,8 +123,8 @@ class Session:
 
     def _look_for_the_end(self) -> None:
         run, progress, score = self.experiment.run, self.replica.progress, self._score()
-        if self.signal is not None:
-            self.stop_reason = f"stopped by {signal.Signals(self.signal).name}"
+        if self.stop.number is not None:
+            self.stop_reason = f"stopped by {self.stop.name}"
         elif progress.steps >= run.steps:
             self.stop_reason = f"{run.steps:,} steps done"
         elif run.seconds and time.perf_counter() - self.began >= run.seconds:
@@ -233,9 +225,15 @@ class Session:
 
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
         """Run a topology to its end, whatever that is; the exit code."""
-        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        heeded = STOPS - {signal.SIGHUP} if nohup else STOPS
-        handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
+        try:
+            with self.stop:
+                self._run(topology)
+        finally:
+            if hasattr(self, "logger"):
+                self.logger.close()
+        return self.stop.exit_code
+
+    def _run(self, topology: Callable[[Experiment, Session], None]) -> None:
         try:
             with self.watchdog:
                 topology(self._adapted(), self)
@@ -243,15 +241,8 @@ class Session:
             if hasattr(self, "logger"):
                 self.event("stopped at once; what the newest checkpoint holds is kept")
         except RunError:
-            if self.signal is None or hasattr(self, "replica"):
+            if self.stop.number is None or hasattr(self, "replica"):
                 raise  # else the signal reached workers that were about to start
-        finally:
-            self._give_alarm_back()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            if hasattr(self, "logger"):
-                self.logger.close()
-        return 0 if self.signal is None else 128 + self.signal
 
     def _adapted(self) -> Experiment:
         """The experiment for the topology: one resumed without its environments must not play its first games again,
@@ -378,29 +369,10 @@ class Session:
         else:
             print(f"phalanx: {sentence}", file=sys.stderr, flush=True)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal = number
-            if hasattr(self, "replica"):
-                self.replica.leave()
-            handler = signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
-            self.alarm = handler, signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
-        else:
-            self._interrupt()
-
-    def _give_alarm_back(self) -> None:
-        """To whoever had it before the first signal."""
-        if self.alarm is not None:
-            handler, timer = self.alarm
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, *timer)
-
-    def _interrupt(self) -> None:
-        """Leave whatever goes on, but for a checkpoint that is being written: it would be lost."""
-        if not self.writing:
-            raise Interrupted
-        signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
+    def _leave(self) -> None:
+        """A signal came: no environment begins another rollout early."""
+        if hasattr(self, "replica"):
+            self.replica.leave()
 
 
 def finite(weights: dict[str, torch.Tensor]) -> bool:

@@ -20,7 +20,8 @@ from phalanx.logs.checkpoint import Checkpoints
 from phalanx.logs.directory import locked
 from phalanx.parameters.local import LocalStore
 from phalanx.replica import OverlappedReplica
-from phalanx.session import Interrupted, Session
+from phalanx.runtime.signals import Interrupted
+from phalanx.session import Session
 from runs import descendants, nan_reward, newest
 
 
@@ -82,7 +83,7 @@ class TestErrors:
                 failed.append(session.replica.progress.steps)
                 if end == "error":
                     raise ValueError("something else")
-                session.signal = signal.SIGTERM
+                session.stop.number = signal.SIGTERM
                 raise Interrupted
 
         monkeypatch.setattr(Checkpoints, "write", full_once)

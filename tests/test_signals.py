@@ -171,7 +171,7 @@ class TestSignals:
 
         monkeypatch.setattr(Catch, "step", signalled)
         monkeypatch.setattr(checkpoint, "_manifest", slow)
-        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 0.2)
+        monkeypatch.setattr("phalanx.runtime.signals.GRACE_SECONDS", 0.2)
         place = ["--run.directory", str(tmp_path), "--run.name", "run"]
         assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
         kept = newest(tmp_path / "run")
@@ -189,7 +189,7 @@ class TestSignals:
             return step(self, action, frame)
 
         monkeypatch.setattr(Catch, "step", signalled)
-        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 60)
+        monkeypatch.setattr("phalanx.runtime.signals.GRACE_SECONDS", 60)
         assert train(*early, "--sampler.decorrelation", 0, steps=100_000) == 143
         kept = newest(tmp_path / "run")
         assert kept.steps == records(tmp_path / "run")[-1]["steps"] == len(calls)
@@ -225,7 +225,7 @@ class TestSignals:
             return step(self, action, frame)
 
         monkeypatch.setattr(Catch, "step", slow)
-        monkeypatch.setattr("phalanx.session.GRACE_SECONDS", 0.1)
+        monkeypatch.setattr("phalanx.runtime.signals.GRACE_SECONDS", 0.1)
         place = ["--run.directory", str(tmp_path), "--run.name", "run"]
         assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
         assert "stopped by SIGTERM" in capsys.readouterr().out

@@ -19,7 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-STOPS = {int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)}  # signals to end a run
+from phalanx.runtime.signals import STOPS
+
 OBEYED = 20.0  # seconds within which a signal to stop must have had its effect
 EXCUSED = 3600.0  # seconds for which a checkpoint that is being written is an excuse
 LOOK = 0.5  # seconds between two looks

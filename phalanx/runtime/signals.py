@@ -1,0 +1,73 @@
+"""Signals that end a run: the first asks it to leave; what does not leave in time, or is asked again, is interrupted.
+
+Only a checkpoint that is being written is never torn: the interruption is tried again after it. The session heeds them
+while its topology runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+STOPS = {int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)}
+GRACE_SECONDS = 2.0  # how long an iteration may go on after the first one
+LOOK_AGAIN_SECONDS = 0.1  # after which an interruption is tried again that met a checkpoint being written
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to stop and the iteration did not end in time."""
+
+
+class StopSignals:
+    """Within it the signals are the run's; afterwards everybody has back what was set up before."""
+
+    def __init__(self, leave: Callable[[], object], writing: Callable[[], bool]) -> None:
+        self.leave = leave
+        self.writing = writing
+        self.number: int | None = None  # of the first that came
+        self.alarm: Any = None  # what others had set up: the handler, and when it was to ring
+        self.handlers: dict[int, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number or signal.SIGTERM).name
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.number is None else 128 + self.number
+
+    def __enter__(self) -> StopSignals:
+        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        heeded = STOPS - {signal.SIGHUP} if nohup else STOPS
+        self.handlers = {number: signal.signal(number, self._arrived) for number in heeded}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.alarm is not None:
+            handler, timer = self.alarm
+            self.calm()
+            signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def calm(self) -> None:
+        """No interruption any more by the first signal's clock."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number = number
+            self.leave()
+            handler = signal.signal(signal.SIGALRM, lambda *_: self._interrupt())
+            self.alarm = handler, signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Leave whatever goes on, but for a checkpoint that is being written: it would be lost."""
+        if not self.writing():
+            raise Interrupted
+        signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
