@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.algorithms.a2c import log_probabilities, mean_shares, normalised
 from phalanx.algorithms.returns import policy_batch
-from phalanx.algorithms.schedules import Schedule
+from phalanx.algorithms.schedules import towards
 from phalanx.config import PPOConfig
 from phalanx.seams import Experience
 from phalanx.types import ChosenRows, Loss, PolicyBatch, Progress, Rollout
@@ -23,8 +23,8 @@ class PPO:
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
         self.kept: dict[str, Tensor] = {}
-        self.clip = _towards(config.clip, config.final_clip, total_steps)
-        self.discount = _towards(config.discount, config.final_discount, config.discount_length or total_steps)
+        self.clip = towards(config.clip, config.final_clip, total_steps)
+        self.discount = towards(config.discount, config.final_discount, config.discount_length or total_steps)
 
     def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ChosenRows]:
         rollout: Rollout = experience.take()
@@ -83,8 +83,3 @@ class PPO:
         names = ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/clipped")
         metrics = dict(zip(names, means.detach(), strict=True))
         return Loss(total, metrics)
-
-
-def _towards(start: float, final: float | None, length: int) -> Schedule:
-    """A schedule, or without an end the same number for ever."""
-    return Schedule(start, start if final is None else final, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.config import Clock, Experiment
 from phalanx.types import Progress
@@ -25,6 +25,11 @@ class Schedule:
         return self.start + (self.final - self.start) * done
 
 
+def towards(start: float, final: float | None, length: int, clock: Clock = "steps") -> Schedule:
+    """A schedule, or without an end the same number for ever."""
+    return Schedule(start, start if final is None else final, length, clock)
+
+
 def learning_rate_schedule(experiment: Experiment) -> Schedule:
     """The learning rate over a run, grown with the batch where the configuration says so."""
     optimizer = experiment.optimizer
@@ -32,7 +37,6 @@ def learning_rate_schedule(experiment: Experiment) -> Schedule:
     if optimizer.batch_scaling != "none":
         ratio = experiment.sampler.rollout_steps / optimizer.reference_batch
         factor = math.sqrt(ratio) if optimizer.batch_scaling == "sqrt" else ratio
-    start = optimizer.learning_rate
-    final = start if optimizer.final_learning_rate is None else optimizer.final_learning_rate
     length = optimizer.schedule_length or experiment.run.steps
-    return Schedule(start * factor, final * factor, length, optimizer.schedule_clock)
+    plain = towards(optimizer.learning_rate, optimizer.final_learning_rate, length, optimizer.schedule_clock)
+    return replace(plain, start=plain.start * factor, final=plain.final * factor)
