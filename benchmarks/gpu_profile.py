@@ -57,8 +57,14 @@ def profile_graph(name: str, launch: Callable[[], object]) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) < 2 or not torch.cuda.is_available():
+        sys.exit(
+            "usage: python benchmarks/gpu_profile.py PRESET [flags of phalanx train], on a machine with a CUDA GPU"
+        )
     name, flags = sys.argv[1], sys.argv[2:]
     experiment = resolve_precision(parse_flags("gpu_profile.py", preset(name), flags).validate())
+    if experiment.topology.name != "synchronous":
+        sys.exit(f"{name} runs on {experiment.topology.name}, without workers; add --topology synchronous")
     with running_replica(experiment) as replica:
         learn_first(replica)
         warm_up_until(replica.iterate, SETTLING)

@@ -36,6 +36,8 @@ def measure(preset: str, seed: int, limit: float, flags: list[str]) -> dict[str,
         metrics = run / "metrics.jsonl"
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
         target = json.loads((run / "config.json").read_text())["run"]["target_score"]
+        if target is None:
+            sys.exit(f"{preset} has no target score; give one with -- --run.target-score SCORE")
         there = [record for record in records if record["episodes"] >= 100 and record["score"] >= target]
         moment = there[0] if there else records[-1]
         curve = [(round(r["time_s"]), r["steps"], r["score"] and round(r["score"], 1)) for r in records]

@@ -187,3 +187,25 @@ def test_the_batch_is_found_among_those_of_several_graphs(replica_of, monkeypatc
         learner.check(progress)
     assert torch.equal(error.value.batch.ids, batches[2].ids)
     assert torch.equal(replica.parameters.flat, before)
+
+
+def test_graphs_read_the_numbers_of_their_update(replica_of):
+    """Learning rate and clip move from one iteration to the next, and stay within one."""
+    replica = replica_of("ppo-catch", taped=True, rule=ON_TAPE, final_clip=0.0)
+    learner, read = replica.learner, []
+    learner.learning_rate = lambda progress: 1e-3 / (1 + progress.steps)
+    run = captured_learner.CapturedUpdate.run
+
+    def watched(update, batch, good):
+        read.append((float(learner.rate), float(learner.scalars["clip"])))
+        return run(update, batch, good)
+
+    for _ in range(3):
+        steps = replica.progress.steps + replica.experiment.sampler.rollout_steps
+        read.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(captured_learner.CapturedUpdate, "run", watched)
+            replica.iterate()
+        assert replica.progress.steps == steps and len(read) > 1
+        expected = (1e-3 / (1 + steps), learner.algorithm.scalars(replica.progress)["clip"])
+        assert read == [pytest.approx(expected)] * len(read)

@@ -11,7 +11,7 @@ import pytest
 from faulty import play
 from phalanx.config import AtariConfig, ToyConfig
 from phalanx.registry import MakeEnv
-from phalanx.runtime.affinity import core_list, on_any_core
+from phalanx.runtime.affinity import core_list, keep_to, on_any_core
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.serial import SerialEnvs, SlotRules
 
@@ -111,3 +111,10 @@ def test_the_owner_keeps_to_its_core_until_the_environments_are_closed():
         thread.join(60)
     assert os.sched_getaffinity(0) == before
     assert answers == [before, before]
+
+
+def test_a_core_that_was_taken_away_ends_no_run():
+    """The thread stays where it may run."""
+    before = os.sched_getaffinity(0)
+    assert keep_to({4095}) == before
+    assert os.sched_getaffinity(0) == before
