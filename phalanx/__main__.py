@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
+    find_environments_here()
     try:
         if arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
@@ -281,11 +282,10 @@ def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
-    where workers have made some."""
-    import dataclasses
-
+    where workers have made some. Refuses what fits into no memory."""
     from phalanx.config import DQNConfig
-    from phalanx.registry import MakeEnv, make_network
+    from phalanx.probe import check_room
+    from phalanx.registry import MakeEnv
     from phalanx.replay.experience import frames_on_host
     from phalanx.runtime.device import choose_compute
     from phalanx.sampling.placement import place
@@ -296,14 +296,9 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
         env = MakeEnv(experiment.env, experiment.run.seed)(0)
         spec = env.spec
         env.close()
-    quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
-    try:
-        make_network(dataclasses.replace(experiment, model=quick), spec)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"the network cannot be made ({reason}); try a smaller model.width or model.hidden") from None
+    check_room(experiment, spec, device)
     if isinstance(experiment.algorithm, DQNConfig):
-        frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)  # refuses what fits nowhere
+        frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)
 
 
 def not_negative(value: int, name: str) -> int:
@@ -314,6 +309,14 @@ def not_negative(value: int, name: str) -> int:
 def positive(value: int, name: str) -> int:
     require(value > 0, f"{name} is {value}, but must be at least 1")
     return value
+
+
+def find_environments_here() -> None:
+    """A user's own environments may be modules of the current directory. It comes last, so that a file there never
+    stands in for a module of phalanx, of Python or of a package; workers do the same."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def warn(sentence: str) -> None:

@@ -17,8 +17,11 @@ from typing import Any
 from phalanx.errors import RunError
 from phalanx.sampling.worker import Orders, receive, send
 
-START_TIMEOUT = 120.0  # seconds a worker may take to make its environments
+START_TIMEOUT = 120.0  # seconds a worker may take to make an environment, or to answer
 STOP_TIMEOUT = 2.0  # seconds a worker may take to leave
+# The path is replaced before anything else is imported, so that a worker runs the code its owner runs: `python -m` and
+# `python -c` would look for it in the current directory first.
+PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from phalanx.sampling.worker import main; main()"
 
 
 class WorkerHandle:
@@ -32,28 +35,30 @@ class WorkerHandle:
         self.process: subprocess.Popen[bytes]
         self.death_watch = -1  # readable when the process is dead
         self.traceback = ""  # of what it died of, once heard
+        self.raised_at_once = False  # by an environment that has never completed a step
 
-    def start(self, orders: Orders) -> None:
-        """Start the process; `wait_ready` tells when its environments are made."""
+    def start(self, orders: Orders, output: int) -> None:
+        """Start the process, which prints into the descriptor `output`; `wait_ready` tells when its environments are
+        made."""
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START_TIMEOUT)
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        # one thread each: a worker must not compete with the others for cores
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.sampling.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
-        )
-        theirs.close()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), *module_path()],
+                pass_fds=[theirs.fileno(), orders.memory, orders.wake, orders.owner_wake],
+                # One thread each: a worker must not compete with the others for cores.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the owner, even while a worker is still starting
+            )
         self.death_watch = os.pidfd_open(self.process.pid)
         with contextlib.suppress(OSError):  # one that died at once is named by `wait_ready`
             send(self.control, orders)
 
-    def wait_ready(self) -> None:
-        message = self.hear()
+    def wait_ready(self, beat: Callable[[], float] = float) -> None:
+        message = self.hear(beat)
         if message != "ready":
             raise WorkerFailed(message[1] if message else "it died without a word")
 
@@ -67,9 +72,14 @@ class WorkerHandle:
             message = ("error", f"no answer for {START_TIMEOUT:g} s")
         except OSError as error:
             return ("error", f"no answer: {error}")
+        self._note(message)
+        return message
+
+    def _note(self, message: Any) -> None:
+        """Keep what a dying worker says of its end."""
         if isinstance(message, tuple) and message[0] == "error":
             self.traceback = str(message[1])
-        return message
+            self.raised_at_once = len(message) > 2 and bool(message[2])
 
     def _receive(self, beat: Callable[[], float]) -> Any:
         while True:
@@ -88,13 +98,12 @@ class WorkerHandle:
 
     def last_words(self) -> str:
         """Why it died: the traceback it sent, or the signal that killed it."""
+        if not self.traceback:
+            self.control.settimeout(0.2)
+            with contextlib.suppress(OSError):
+                self._note(receive(self.control))
         if self.traceback:
             return self.traceback
-        self.control.settimeout(0.2)
-        with contextlib.suppress(OSError):
-            message = receive(self.control)
-            if isinstance(message, tuple) and message[0] == "error":
-                return str(message[1])
         code = self.process.poll()
         return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
@@ -116,3 +125,10 @@ class WorkerHandle:
 
 class WorkerFailed(Exception):  # noqa: N818
     """A worker could not make its environments."""
+
+
+def module_path() -> list[str]:
+    """Where this process finds its modules, and last the current directory, where a user's environments may be."""
+    here = os.getcwd()
+    path = [entry or here for entry in sys.path]
+    return path if here in path else [*path, here]

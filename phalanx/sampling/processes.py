@@ -16,7 +16,7 @@ import os
 import select
 import subprocess
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,11 +28,13 @@ from phalanx.runtime.affinity import keep_to
 from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.handle import STOP_TIMEOUT, WorkerFailed, WorkerHandle
+from phalanx.sampling.output import WorkerOutput
 from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
 from phalanx.sampling.worker import Orders, send
 from phalanx.types import EnvStep
 
 STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
+HOUR = 3600.0  # seconds: the time in which `max_deaths` workers may die
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
 
 
@@ -48,7 +50,8 @@ class ProcessEnvs:
         rules: SlotRules | None = None,
         squads: int = 1,
         timeout: float = 30.0,
-        max_deaths: int = 10,
+        max_deaths: int = 1000,
+        max_deaths_in_a_row: int = 10,
         cores: list[int] | None = None,
         owner_core: int | None = None,
         balance: float = 0.0,
@@ -58,6 +61,7 @@ class ProcessEnvs:
         self.rules = rules or SlotRules()
         self.timeout = timeout
         self.max_deaths = max_deaths
+        self.max_deaths_in_a_row = max_deaths_in_a_row
         self.cores = cores
         self.owner_core = owner_core
         self.owner_cores: set[int] = set()  # where the owner ran before it kept to its own
@@ -74,6 +78,10 @@ class ProcessEnvs:
         self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.deaths = 0
+        self.death_times: deque[float] = deque()  # of the last hour
+        self.fruitless = [0] * workers  # by worker: deaths in a row without a completed step between them
+        self.done_at_birth = np.zeros((workers, groups * squads), np.int64)  # what `dones` said when a worker started
+        self.output = WorkerOutput()
         self.births = 0  # incarnations so far; no seed is used twice
         self.started = False
         self.closed = False
@@ -170,12 +178,9 @@ class ProcessEnvs:
         slots: dict[int, Any] = {}
         for worker in list(self.workers):
             answer = worker.ask("state")
-            if not isinstance(answer, dict):  # it died since its last step, or of this
-                worker.kill()
-                self._replace(worker)
+            while not isinstance(answer, dict):  # it died since its last step, or of this
+                self._kill(self.workers[worker.number])
                 answer = self.workers[worker.number].ask("state")
-            if not isinstance(answer, dict):
-                raise RunError(f"env worker {worker.number} gave no state: {answer[1] if answer else 'it is dead'}")
             slots.update(answer)
         return {"slots": [slots[index] for index in range(self.layout.environments)], "births": self.births}
 
@@ -185,10 +190,13 @@ class ProcessEnvs:
         self.births = max(state.get("births", 0), *(slot.get("incarnation", 0) for slot in state["slots"]))
         numbers = range(len(self.workers))
         rows = {number: {index: state["slots"][index] for index in self._rows(number)} for number in numbers}
-        for worker, answer in zip(self.workers, self._ask_all("restore", rows), strict=True):
-            if answer is not True:
-                reason = answer[1] if answer else worker.last_words()
-                raise RunError(f"env worker {worker.number} cannot restore its environments: {reason}")
+        for number, answer in zip(rows, self._ask_all("restore", rows), strict=True):
+            while answer is not True:
+                worker = self.workers[number]
+                if worker.traceback:
+                    raise RunError(f"env worker {number} cannot restore its environments: {worker.traceback}")
+                self._kill(worker)  # it was killed from outside; a successor may take its place
+                (answer,) = self._ask_all("restore", {number: rows[number]})
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
@@ -209,6 +217,7 @@ class ProcessEnvs:
                     worker.kill()
                 worker.release()
             os.close(worker.wake)
+        self.output.close()
         os.close(self.owner_wake)
         self.epoll.close()
         self.exchange.close()
@@ -218,7 +227,7 @@ class ProcessEnvs:
         for number in range(self.layout.workers):
             handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
             self.workers.append(handle)
-            handle.start(self._orders(handle))
+            handle.start(self._orders(handle), self.output.writer)
             self.epoll.register(handle.death_watch, select.EPOLLIN)
         for group in range(self.layout.groups):
             self.request(group)
@@ -227,11 +236,11 @@ class ProcessEnvs:
         """Until every worker has made its environments; free once they have."""
         if self.started:
             return
-        for worker in self.workers:
+        for worker in list(self.workers):
             try:
-                worker.wait_ready()
-            except WorkerFailed as failure:
-                raise RunError(f"env worker {worker.number} could not start: {failure}") from None
+                worker.wait_ready(partial(self._beat, worker.number))
+            except WorkerFailed:
+                self._kill(worker)
         self.started = True
         if self.owner_core is not None:  # only this thread: elsewhere it would wait behind workers, which keep a core
             self.owner_cores = keep_to({self.owner_core})
@@ -281,33 +290,71 @@ class ProcessEnvs:
             late = any(exchange.request[group, number] != exchange.done[group, number] for group in groups)
             if late and exchange.beat[number] == beats[number]:
                 self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
-                worker.kill()
-                self._replace(worker)
+                self._kill(worker)
+
+    def _kill(self, worker: WorkerHandle) -> None:
+        """Replace a worker that is dead, dying or stuck."""
+        worker.kill()
+        self._replace(worker)
 
     def _replace(self, dead: WorkerHandle) -> None:
-        """Name the death, then start a successor whose environments begin new episodes."""
+        """Name the death, then start a successor whose environments begin new episodes; one that dies while it starts
+        is a death as well."""
+        number = dead.number
+        while True:
+            self._note_death(dead)
+            dead = WorkerHandle(number, self._birth(), dead.wake)
+            self.workers[number] = dead
+            self.done_at_birth[number] = self.exchange.dones[:, number]
+            try:
+                dead.start(self._orders(dead), self.output.writer)
+                dead.wait_ready(partial(self._beat, number))
+            except WorkerFailed:
+                dead.kill()
+            except OSError as error:
+                raise RunError(f"env worker {number} could not be replaced: {error}") from None
+            else:
+                self.epoll.register(dead.death_watch, select.EPOLLIN)
+                return
+
+    def _note_death(self, dead: WorkerHandle) -> None:
+        """Report a death and count it, or end the run if it is one too many, or the environment cannot work at all."""
         dead.process.wait(timeout=STOP_TIMEOUT)
-        rows = self._rows(dead.number)
-        actions = self.exchange.action[rows].tolist()
-        self.deaths += 1
-        story = (
-            f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
-            f"last actions {actions}) died: {dead.last_words().strip()}"
-        )
-        self.report(story)
+        rows, words = self._rows(dead.number), dead.last_words().strip()
         with contextlib.suppress(OSError, ValueError):  # closing is not enough, if somebody has forked meanwhile
             self.epoll.unregister(dead.death_watch)
         dead.release()
-        if self.deaths > self.max_deaths:
-            raise RunError(f"more than {self.max_deaths} env workers died; the last: {story}")
-        successor = WorkerHandle(dead.number, self._birth(), dead.wake)
-        self.workers[dead.number] = successor
-        try:
-            successor.start(self._orders(successor))
-            successor.wait_ready()
-        except (WorkerFailed, OSError) as failure:
-            raise RunError(f"env worker {dead.number} could not be replaced: {failure}") from None
-        self.epoll.register(successor.death_watch, select.EPOLLIN)
+        if dead.raised_at_once:
+            raise RunError(
+                f"an environment of env worker {dead.number} ({rows}) failed before its first step:\n{words}"
+            )
+        actions = self.exchange.action[rows].tolist()
+        self.report(
+            f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
+            f"last actions {actions}) died: {words}"
+        )
+        self._count_death(dead.number)
+
+    def _count_death(self, number: int) -> None:
+        """The budget is a rate: workers that die now and then never end a long run."""
+        self.deaths += 1
+        now = time.monotonic()
+        self.death_times.append(now)
+        while now - self.death_times[0] > HOUR:
+            self.death_times.popleft()
+        # The first request of a group begins an episode; only what comes after it is a step.
+        stepped = bool((self.exchange.dones[:, number] - self.done_at_birth[number] > 1).any())
+        self.fruitless[number] = 1 if stepped else self.fruitless[number] + 1
+        if self.fruitless[number] > self.max_deaths_in_a_row:
+            raise RunError(
+                f"env worker {number} died {self.fruitless[number]} times in a row without a step; mend the "
+                "environment, whose last words are above, or allow more with --sampler.max-deaths-in-a-row"
+            )
+        if len(self.death_times) > self.max_deaths:
+            raise RunError(
+                f"more than {self.max_deaths} env workers died within an hour; mend the environment, whose last words "
+                "are above, or allow more with --sampler.max-deaths"
+            )
 
 
 def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:

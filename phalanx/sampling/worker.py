@@ -1,8 +1,8 @@
 """An env worker: a process that steps its rows of every group whenever the owner asks for it.
 
-Started by `sampling/processes.py` as `python -m phalanx.sampling.worker`, it inherits the shared memory, its own
-wake-up descriptor, one to wake the owner, and a socket for what is rare: its orders, environment states, the
-traceback it dies with. It sleeps on the socket too, so it notices at once when the owner is gone.
+Started by `sampling/handle.py`, it inherits the shared memory, its own wake-up descriptor, one to wake the owner, and a
+socket for what is rare: its orders, environment states, the traceback it dies with. It sleeps on the socket too, so it
+notices at once when the owner is gone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
 
 SLICE = 0.05  # seconds a worker runs before another one does that waits for the same core
+LONGEST_TRACEBACK = 16_000  # characters: less than a socket takes whether or not somebody reads
+FAREWELL = 5.0  # seconds that telling the owner of an error may take
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # numbers of a system call Python does not know
 
 
@@ -50,6 +52,10 @@ class Orders:
     owner_wake: int
 
 
+class OwnerGone(BaseException):
+    """The owner closed the socket, or died: there is nobody left to work for."""
+
+
 class Worker:
     """The rows of one worker and the loop that serves them."""
 
@@ -61,6 +67,7 @@ class Worker:
         self.actions = self.exchange.action.data  # memoryviews: they give single numbers faster than numpy
         self.busy: Any = self.exchange.busy.data
         self.beat = counter(self.exchange.beat, self.number)
+        self.serving: Slot | None = None  # whose environment is at work, or was the last to be
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
@@ -77,6 +84,7 @@ class Worker:
         slot = Slot(index, orders.factory(index, incarnation), self.exchange.step, orders.rules)
         slot.incarnation, slot.beat = incarnation, self.beat
         slot.requests = self.exchange.done[group, self.number]  # a successor counts on
+        self.beat()
         return slot
 
     def serve(self) -> None:
@@ -109,6 +117,7 @@ class Worker:
     def serve_group(self, group: int) -> None:
         exchange, actions = self.exchange, self.actions
         for slot in self.groups[group]:
+            self.serving = slot
             slot.advance(actions[slot.index])
             self.beat()
             if self.guest and group not in self.guest:
@@ -129,6 +138,7 @@ class Worker:
         slot = next((slot for group in self.groups for slot in group if not slot.prepared), None)
         if slot is None:
             return False
+        self.serving = slot
         slot.prepare()
         self.sleep(0)
         return True
@@ -141,7 +151,7 @@ class Worker:
 
     def answer(self, message: Any) -> None:
         if message is None:
-            sys.exit(0)  # the owner closed the socket, or died
+            raise OwnerGone
         kind, content = message
         answers: dict[str, Callable[[Any], Any]] = {
             "state": self.state,
@@ -150,6 +160,10 @@ class Worker:
             "take": self.take,
         }
         send(self.control, answers[kind](content))
+
+    def never_stepped(self) -> bool:
+        """Has the environment that is at work never completed a step? Its forerunners' steps count as its own."""
+        return self.serving is not None and self.serving.requests <= 1
 
     def slots(self) -> list[Slot]:
         return [slot for group in self.groups for slot in group]
@@ -183,6 +197,7 @@ class Worker:
             else:
                 env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
                 slot = Slot(index, env, self.exchange.step, self.orders.rules)
+                slot.beat = self.beat
                 slot.restore(state)
             self.groups[group].append(slot)
         self._find_guests()
@@ -247,11 +262,23 @@ def keep_garbage_rare() -> None:
     gc.set_threshold(100_000)
 
 
+def shortened(text: str, most: int = LONGEST_TRACEBACK) -> str:
+    """The text without its middle, where it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
 def main() -> None:
+    """The program of a worker process; its control socket is the first argument."""
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they may reach the whole job; the owner decides
         signal.signal(number, signal.SIG_IGN)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control = socket.socket(fileno=int(sys.argv[1]))
+    orders: Orders | None = None
+    worker: Worker | None = None
     try:
         orders = receive(control)
         if orders is None:
@@ -263,11 +290,13 @@ def main() -> None:
         keep_garbage_rare()
         send(control, "ready")
         worker.serve()
-    except Exception:
+    except OwnerGone:
+        return
+    except BaseException:  # an environment that calls sys.exit, or raises KeyboardInterrupt, has failed like any other
+        at_once = worker.never_stepped() if worker is not None else orders is None or orders.incarnation == 0
         with contextlib.suppress(OSError):
-            send(control, ("error", traceback.format_exc()))
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+            control.settimeout(FAREWELL)
+            send(control, ("error", shortened(traceback.format_exc()), at_once))
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(1)  # threads that the environment has started must not keep the process

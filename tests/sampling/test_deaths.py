@@ -319,15 +319,6 @@ def test_no_incarnation_comes_twice():
         second.close()
 
 
-def test_too_many_deaths_end_the_run():
-    envs = ProcessEnvs(FaultyFactory("raise", at=1, always=True), 2, 2, max_deaths=2)
-    try:
-        with pytest.raises(RunError, match="more than 2 env workers died"):
-            play(envs, 30)
-    finally:
-        envs.close()
-
-
 def test_an_environment_that_cannot_be_made_is_named():
     with pytest.raises(Exception, match="unknown game"):
         ProcessEnvs(MakeEnv(AtariConfig("pongg"), 0), 1, 1)
