@@ -16,8 +16,8 @@ import phalanx
 PACKAGE = Path(phalanx.__file__).parent
 
 LAYERS = (
-    "phalanx struct errors",
-    "types config",
+    "phalanx struct errors bounds",
+    "types config files",
     "stored",
     "checks seams runtime",
     "algorithms models envs logs",

@@ -17,7 +17,9 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -25,23 +27,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phalanx.errors import RunError, UserError
+from phalanx.files import open_plain, read_plain, remove, write_whole
+from phalanx.logs.pack import pack, unpack
 
 FORMAT = 1
 FILES = ("model.safetensors", "state.safetensors", "state.json")
-MARK = "$"  # key that tells a reference or a special value from a plain dict
-JSON_BITS = 4096  # larger ints are written in hexadecimal: Python limits the length of decimal ones it reads
-ARRAY_KINDS = "biufcmMSU"
-TENSOR_TYPES = {
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-}
+MANIFEST_BYTES = 1 << 20  # no manifest is larger
+STATE_BYTES = 1 << 28  # nor is a state.json
+NAME = r"step-\d{12,}"
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
+"""What reading values of another shape than they should have may raise."""
 
 
 @dataclass
@@ -59,98 +60,21 @@ class DamageError(Exception):
     """One checkpoint cannot be used; the text names the file and what is wrong with it."""
 
 
-def pack(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Split nested dicts and lists into JSON values and the tensors they refer to.
-
-    Ints, floats, bools, strings, None, bytes, numpy arrays and scalars, and tensors come back from `unpack` as they
-    went in, but for three things: a tuple comes back as a list, a dict's subclass as a dict, a tensor on the CPU.
-    """
-    tensors: dict[str, Tensor] = {}
-    return _pack(tree, "state", tensors), tensors
-
-
-def _pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    if value is None or type(value) in (bool, str):
-        return value
-    if type(value) is int:
-        return value if value.bit_length() <= JSON_BITS else {MARK: "int", "value": hex(value)}
-    if type(value) is float:
-        return value if math.isfinite(value) else {MARK: "float", "value": repr(value)}
-    if isinstance(value, dict):
-        return _pack_dict(value, where, tensors)
-    if isinstance(value, list | tuple):
-        return [_pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
-    reference, tensor = _pack_array(value, where)
-    # The number makes the name unique, the path readable; file formats want clean text.
-    name = f"{len(tensors)} {where}".encode("ascii", "backslashreplace").decode()
-    tensors[name] = tensor
-    return {**reference, "name": name}
-
-
-def _pack_dict(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> Any:
-    for key in value:
-        if type(key) not in (str, int):
-            raise TypeError(f"{where} has the key {key!r}; a checkpoint keeps dicts whose keys are str or int")
-    items = [(key, _pack(item, f"{where}.{key}", tensors)) for key, item in value.items()]
-    if MARK in value or any(type(key) is int for key in value):
-        return {MARK: "dict", "items": items}
-    return dict(items)
-
-
-def _pack_array(value: Any, where: str) -> tuple[dict[str, Any], Tensor]:
-    if isinstance(value, Tensor):
-        if value.dtype not in TENSOR_TYPES or value.layout != torch.strided:
-            raise TypeError(f"{where} is a tensor of {value.dtype}, {value.layout}; a checkpoint cannot keep it")
-        return {MARK: "tensor"}, value.detach()
-    if isinstance(value, bytes):
-        return {MARK: "bytes"}, _raw(np.frombuffer(value, np.uint8))
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in ARRAY_KINDS:
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        array = np.asarray(value)
-        return {MARK: kind, "dtype": array.dtype.str, "shape": list(array.shape)}, _raw(array)
-    raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint keeps plain values, bytes, arrays and tensors")
-
-
-def _raw(array: np.ndarray) -> Tensor:
-    """The array's bytes in C order."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
-
-
-def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """What was given to `pack`."""
-    if isinstance(tree, list):
-        return [unpack(item, tensors) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    kind = tree.get(MARK)
-    if kind is None:
-        return {key: unpack(item, tensors) for key, item in tree.items()}
-    if kind == "dict":
-        return {key: unpack(item, tensors) for key, item in tree["items"]}
-    if kind == "int":
-        return int(tree["value"], 16)
-    if kind == "float":
-        return float(tree["value"])
-    tensor = tensors[tree["name"]]
-    if kind == "tensor":
-        return tensor
-    if kind == "bytes":
-        return tensor.numpy().tobytes()
-    # A copy, since bytes of a file need not lie where numbers of this type may lie.
-    array = np.empty(tree["shape"], np.dtype(tree["dtype"]))
-    array.reshape(-1).view(np.uint8)[:] = tensor.numpy()
-    return array if kind == "array" else array[()]
-
-
 class Checkpoints:
     """The checkpoints of one run: the newest `keep` and the one with the best score."""
 
-    def __init__(self, directory: Path, keep: int, report: Callable[[str], None] = warnings.warn) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        report: Callable[[str], None] = warnings.warn,
+        check: Callable[[Any], None] = lambda state: None,
+    ) -> None:
         self.directory = directory
         self.keep = keep
         self.report = report  # told about each checkpoint that cannot be used
-        self._unusable: set[Path] = set()  # those `load` found damaged
+        self.check = check  # raises ValueError if a state is none of this run
+        self._unusable: set[Path] = set()  # those that were found damaged
 
     def write(
         self,
@@ -188,12 +112,21 @@ class Checkpoints:
                 f"cannot write the checkpoint {final} ({error}; {free} free); make room and resume the run"
             ) from error
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary, careless=True)
         return final
 
     def load(self, device: str | torch.device = "cpu") -> Loaded:
         """The newest checkpoint that is whole; its weights on `device`, its state on the CPU."""
         return self._first_usable(self._readable(), device)
+
+    def load_another(self) -> Loaded:
+        """The newest one besides those given up."""
+        return self._first_usable([path for path in self._readable() if path not in self._unusable], "cpu")
+
+    def give_up(self, path: Path, damage: str) -> None:
+        """Note, and say, that a checkpoint cannot be used."""
+        self._unusable.add(path)
+        self.report(f"{damage}; trying another checkpoint")
 
     def load_best(self, device: str | torch.device = "cpu") -> Loaded:
         """The whole checkpoint with the best score; those without a score come last."""
@@ -207,13 +140,16 @@ class Checkpoints:
     def _first_usable(self, candidates: list[Path], device: str | torch.device) -> Loaded:
         for path in candidates:
             try:
-                return _read(path, device)
+                return _read(path, device, self.check)
             except DamageError as damage:
-                self._unusable.add(path)
-                self.report(f"{damage}; trying another checkpoint")
-        if candidates:
+                self.give_up(path, str(damage))
+        if candidates or self._unusable:
             raise UserError(f"none of the checkpoints in {self.directory} can be used; start the run anew")
-        raise UserError(f"{self.directory} holds no checkpoint; give the directory of a run that wrote one")
+        run = self.directory.absolute().parent
+        raise UserError(
+            f"{self.directory} holds no checkpoint: the run ended before its first; start it again with `phalanx train "
+            f"PRESET --run.directory {shlex.quote(str(run.parent))} --run.name {shlex.quote(run.name)}`"
+        )
 
     def _readable(self) -> list[Path]:
         """The candidates, for one who only reads."""
@@ -225,22 +161,22 @@ class Checkpoints:
     def _candidates(self) -> list[Path]:
         """Checkpoint directories, newest first; `.old-` ones are left of a crash while one was being replaced."""
         found = self.directory.iterdir() if self.directory.is_dir() else iter(())
-        named = [path for path in found if re.fullmatch(r"(\.old-)?step-\d{12,}", path.name) and path.is_dir()]
+        named = [path for path in found if re.fullmatch(rf"(\.old-)?{NAME}", path.name) and path.is_dir()]
         return sorted(named, key=lambda path: (_steps(path), not path.name.startswith(".")), reverse=True)
 
     def _publish(self, temporary: Path, final: Path) -> None:
         """Give the finished directory its name; one of the same steps is there under some name until the end."""
         old = self.directory / f".old-{final.name}"
-        if final.exists():
+        if os.path.lexists(final):
             os.replace(final, old)
         try:
             os.replace(temporary, final)
         except BaseException:
-            if old.exists():
+            if os.path.lexists(old):
                 os.replace(old, final)
             raise
         _sync(self.directory)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old, careless=True)
 
     def _prune(self, steps: int) -> None:
         """Mark the best and remove what is not kept: damaged ones, and later steps, of a future that was given up."""
@@ -253,60 +189,67 @@ class Checkpoints:
             self._mark_best({"checkpoint": best.name, "steps": _steps(best), "score": scores[best]})
             kept.add(best)
         else:
-            (self.directory / "best.json").unlink(missing_ok=True)
+            remove(self.directory / "best.json")
         for path in set(self._candidates()) - kept:
             # Renamed first, so that a crash leaves no half-removed checkpoint behind.
             doomed = self.directory / f".tmp-{path.name}"
             os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove(doomed, careless=True)
 
     def _mark_best(self, mark: dict[str, Any]) -> None:
-        temporary = self.directory / ".tmp-best.json"
-        temporary.write_text(json.dumps(mark) + "\n")
-        _sync(temporary)
-        os.replace(temporary, self.directory / "best.json")
+        write_whole(self.directory / "best.json", json.dumps(mark) + "\n")
         _sync(self.directory)
 
     def _clean(self) -> None:
-        """Remove what a crashed write left, and undo a replacement that it did not finish."""
+        """Remove what a crashed write left, and undo a replacement that it did not finish; others' files stay, since
+        the directory may be a link to anywhere."""
         for path in self.directory.glob(".tmp-*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if re.fullmatch(rf"\.tmp-(\.old-)?({NAME}|best\.json)", path.name):
+                remove(path)
         for old in self.directory.glob(".old-*"):
             final = self.directory / old.name.removeprefix(".old-")
-            shutil.rmtree(old) if final.exists() else os.replace(old, final)
+            if re.fullmatch(NAME, final.name):
+                remove(old) if os.path.lexists(final) else os.replace(old, final)
 
 
-def _read(path: Path, device: str | torch.device) -> Loaded:
+def _read(path: Path, device: str | torch.device, check: Callable[[Any], None]) -> Loaded:
     manifest = _read_manifest(path)
-    for name, expected in manifest["files"].items():
-        _check(path / name, expected)
     try:
+        for name, expected in manifest["files"].items():
+            _check_size(path / name, expected)
+        for file in path.iterdir():  # what the manifest does not name may be read as well
+            if not stat.S_ISREG(file.lstat().st_mode):
+                raise DamageError(f"{file} is not a plain file")
+        for name, expected in manifest["files"].items():
+            if _checksum(path / name) != expected["sha256"]:
+                raise DamageError(f"{path / name} is damaged: its checksum is not the one in the manifest")
         weights = load_file(path / FILES[0], device=str(device))
-        state = unpack(json.loads((path / FILES[2]).read_text()), load_file(path / FILES[1]))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DamageError(f"the checkpoint {path} cannot be read ({error})") from error
+        state = unpack(json.loads(read_plain(path / FILES[2], STATE_BYTES)), load_file(path / FILES[1]))
+        check(state)
+    except (OSError, SafetensorError, *MALFORMED) as error:
+        raise DamageError(f"the checkpoint {path} cannot be read ({in_one_line(error)})") from error
     return Loaded(weights, state, manifest["steps"], manifest["score"], path)
 
 
+def in_one_line(error: Exception) -> str:
+    """An error that nobody foresaw, short enough for a sentence."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}"
+    return f"{type(error).__name__}: {text}" if isinstance(error, MALFORMED) else text
+
+
 def _check_size(path: Path, expected: dict[str, Any]) -> None:
+    """Refuse at once, without opening it, what is no plain file of the size it should have."""
     try:
-        size = path.stat().st_size
+        found = path.lstat()
     except FileNotFoundError:
         raise DamageError(f"{path} is missing") from None
     except OSError as error:
         raise DamageError(f"{path} cannot be read ({error.strerror})") from error
-    if size != expected["bytes"]:
-        raise DamageError(f"{path} is damaged: it has {size} bytes instead of {expected['bytes']}")
-
-
-def _check(path: Path, expected: dict[str, Any]) -> None:
-    _check_size(path, expected)
-    try:
-        checksum = _checksum(path)
-    except OSError as error:
-        raise DamageError(f"{path} cannot be read ({error.strerror})") from error
-    if checksum != expected["sha256"]:
-        raise DamageError(f"{path} is damaged: its checksum is not the one in the manifest")
+    if not stat.S_ISREG(found.st_mode):
+        raise DamageError(f"{path} is not a plain file")
+    if found.st_size != expected["bytes"]:
+        raise DamageError(f"{path} is damaged: it has {found.st_size} bytes instead of {expected['bytes']}")
 
 
 def _manifest(directory: Path, steps: int, score: float | None) -> str:
@@ -321,18 +264,35 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, or DamageError: it carries its own checksum, so that a wrong step count or score cannot slip in."""
     path = directory / "manifest.json"
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_plain(path, MANIFEST_BYTES))
+        whole = isinstance(manifest, dict) and manifest.pop("sha256", None) == _digest(manifest)
     except FileNotFoundError:
         raise DamageError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise DamageError(f"{path} is damaged: it cannot be read as JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
+    except (OSError, *MALFORMED) as error:
+        raise DamageError(f"{path} is damaged: it cannot be read as JSON ({in_one_line(error)})") from error
+    if not whole:
         raise DamageError(f"{path} is damaged: its contents do not match its own checksum")
-    if manifest["format"] != FORMAT:
-        raise DamageError(f"{path} has format {manifest['format']}, but this version of phalanx reads {FORMAT}")
-    if manifest["steps"] != _steps(directory):
-        raise DamageError(f"{path} is of step {manifest['steps']}, which is not what its directory says")
+    if manifest.get("format") != FORMAT:
+        raise DamageError(f"{path} has format {manifest.get('format')}, but this version of phalanx reads {FORMAT}")
+    if type(manifest.get("steps")) is not int or manifest["steps"] != _steps(directory):
+        raise DamageError(f"{path} is of step {manifest.get('steps')}, which is not what its directory says")
+    score = manifest.setdefault("score", None)
+    if score is not None and (type(score) not in (int, float) or not abs(score) < math.inf):
+        raise DamageError(f"{path} is damaged: its score is no number")
+    _check_names(path, manifest.get("files"))
     return manifest
+
+
+def _check_names(path: Path, files: Any) -> None:
+    """A manifest names files beside itself, those of every checkpoint among them, each with its size and checksum."""
+    if not isinstance(files, dict) or not set(FILES) <= set(files):
+        raise DamageError(f"{path} is damaged: it does not name {', '.join(FILES)}")
+    for name, expected in files.items():
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise DamageError(f"{path} names {name!r:.80}, which is no file in its own directory")
+        numbers = expected if isinstance(expected, dict) else {}
+        if type(numbers.get("bytes")) is not int or type(numbers.get("sha256")) is not str:
+            raise DamageError(f"{path} is damaged: it lacks the size or the checksum of {name!r:.80}")
 
 
 def _is_whole(path: Path) -> bool:
@@ -354,7 +314,7 @@ def _digest(body: Any) -> str:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_plain(path), "rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(1 << 20):
             digest.update(chunk)

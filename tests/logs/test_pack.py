@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from phalanx.logs import checkpoint
-from phalanx.logs.checkpoint import Checkpoints, pack, unpack
+from phalanx.logs.checkpoint import Checkpoints
+from phalanx.logs.pack import TENSOR_TYPES, pack, unpack
 from runs import same
 
-TORCH_TYPES = sorted(checkpoint.TENSOR_TYPES, key=str)
+TORCH_TYPES = sorted(TENSOR_TYPES, key=str)
 
 
 def make_tensor(dtype: torch.dtype, shape: list[int], transpose: bool) -> torch.Tensor:
