@@ -1,12 +1,12 @@
 """What an experiment must not be: each check refuses values that do not fit together, in one sentence that says what to
-do. `Experiment.validate` runs them before anything else happens."""
+do. `Experiment.validate` runs them before anything else happens. The bounds of a number stand beside it in `config`."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, get_type_hints
 
+from phalanx.bounds import bounds_of
 from phalanx.config import (
     A2CConfig,
     AtariConfig,
@@ -18,50 +18,15 @@ from phalanx.config import (
     nearest_divisor,
 )
 from phalanx.errors import require
-from phalanx.stored import flat, require_choice
+from phalanx.stored import require_choice
 
-POSITIVE = (
-    *("sampler.environments", "sampler.horizon", "sampler.groups", "sampler.step_timeout"),
-    *("env.stack", "env.skip", "env.length", "model.width", "optimizer.learning_rate", "optimizer.clip_norm"),
-    *("algorithm.epochs", "algorithm.minibatches", "algorithm.batch_size", "algorithm.n_step"),
-    *("algorithm.target_every", "algorithm.intensity", "algorithm.replay_size", "algorithm.huber", "algorithm.clip"),
-    *("model.first_stride", "sampler.workers_per_core"),
-    *("run.steps", "run.log_every", "run.keep_checkpoints", "run.eval_games"),
-)
-NOT_NEGATIVE = (
-    *(
-        "sampler.batch",
-        "sampler.balance",
-        "sampler.workers",
-        "sampler.squads",
-        "sampler.decorrelation",
-        "sampler.max_deaths",
-    ),
-    *("env.max_steps", "model.hidden", "optimizer.schedule_length", "algorithm.learning_starts"),
-    "algorithm.discount_length",
-    *("algorithm.epsilon_length", "algorithm.importance_length"),
-    *("run.seed", "run.seconds", "run.threads", "run.checkpoint_every", "run.checkpoint_updates", "run.eval_every"),
-)
-
-
-SHARES = (
-    *(
-        "algorithm.epsilon_start",
-        "algorithm.epsilon_final",
-        "algorithm.priority_exponent",
-        "algorithm.importance_start",
-    ),
-    *("algorithm.gae_lambda", "optimizer.decay", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum"),
-)
-MAY_BE_INFINITE = ("run.seconds", "run.checkpoint_every", "sampler.step_timeout", "optimizer.clip_norm")
-MOST_THREADS = 4096
-MOST_NOOPS = 10_000  # each takes a state of the emulator
+LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
 
 
 def check(experiment: Experiment) -> None:
-    """Every check, or a UserError from the first that fails."""
+    """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_numbers, _atari, _sampler, _algorithm, _overlap, _schedules, _model):
+    for one in (_atari, _sampler, _algorithm, _overlap, _optimizer, _model):
         one(experiment)
 
 
@@ -76,39 +41,28 @@ def _choices(part: Any, prefix: str = "") -> None:
             require_choice(hints[field.name], value, f"{prefix}{field.name}")
 
 
-def _numbers(experiment: Experiment) -> None:
-    values = flat(dataclasses.asdict(experiment))
-    for name, value in values.items():
-        known = not isinstance(value, float) or math.isfinite(value) or (value > 0 and name in MAY_BE_INFINITE)
-        require(known, f"{name} is {value}, but must be a finite number")
-    for name in POSITIVE:
-        require(values.get(name, 1) > 0, f"{name} is {values.get(name)}, but must be greater than 0")
-    for name in NOT_NEGATIVE:
-        require(values.get(name, 0) >= 0, f"{name} is {values.get(name)}, but must not be negative")
-    require(experiment.env.stack < 255, f"env.stack is {experiment.env.stack}, but at most 254 frames can be stacked")
-    for name in ("algorithm.discount", "algorithm.final_discount"):
-        value = values.get(name)
-        require(value is None or 0 < value <= 1, f"{name} is {value}, but must lie in (0, 1]")
-    for name in SHARES:
-        require(0 <= values.get(name, 0) <= 1, f"{name} is {values.get(name)}, but must lie in [0, 1]")
-    run = experiment.run
-    require(run.seed < 2**63, f"run.seed is {run.seed}, but must be less than 2^63")
-    require(run.threads <= MOST_THREADS, f"run.threads is {run.threads}, but at most {MOST_THREADS} can be used")
+def check_bounds(part: Any, prefix: str = "") -> None:
+    """Every number is within the bounds beside its field; none, where a field may be empty, is."""
+    for field in dataclasses.fields(part):
+        value, bounds, name = getattr(part, field.name), bounds_of(field), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            check_bounds(value, f"{name}.")
+        elif bounds is not None and value is not None:
+            require(bounds.admit(value), f"{name} is {value}, but must be {bounds}")
 
 
 def _atari(experiment: Experiment) -> None:
     env = experiment.env
     if not isinstance(env, AtariConfig):
         return
-    require(1 <= env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
-    require(0 <= env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
-    require(env.noop_max <= MOST_NOOPS, f"env.noop_max is {env.noop_max}, but must be at most {MOST_NOOPS}")
-    require(0 <= env.sticky < 1, f"env.sticky is {env.sticky}: a probability in [0, 1) is needed")
+    require(env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
+    require(env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
     require(env.color == "gray" or env.frame == "84x84", "env.color rgb needs env.frame 84x84")
 
 
 def _sampler(experiment: Experiment) -> None:
     sampler = experiment.sampler
+    require(sampler.horizon > 0, "sampler.horizon is 0, which needs sampler.batch; give one of them")
     require(
         sampler.environments % sampler.groups == 0,
         f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
@@ -125,11 +79,23 @@ def _algorithm(experiment: Experiment) -> None:
             f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
             f"choose a divisor of {rows}, such as {nearest_divisor(rows, algorithm.minibatches)}",
         )
+    if isinstance(algorithm, A2CConfig):
+        require(
+            algorithm.log_floor == 0 or algorithm.log_floor >= LEAST_EPSILON,
+            f"algorithm.log_floor is {algorithm.log_floor}, too little for float32; use 0 or at least {LEAST_EPSILON}",
+        )
     if isinstance(algorithm, C51Config):
-        require(algorithm.atoms > 1, f"algorithm.atoms is {algorithm.atoms}, but a grid needs at least 2 points")
-        require(algorithm.v_min < algorithm.v_max, "algorithm.v_min must be less than algorithm.v_max")
+        _grid(algorithm)
     if isinstance(algorithm, DQNConfig):
         _replay(algorithm, rows, experiment.sampler.environments, experiment.env.stack)
+
+
+def _grid(algorithm: C51Config) -> None:
+    low, high, atoms = algorithm.v_min, algorithm.v_max, algorithm.atoms
+    require(low < high, "algorithm.v_min must be less than algorithm.v_max")
+    # float32 has 24 bits: with fewer than 4 of them for a step, points would be far from even, or fall together
+    apart = (high - low) / (atoms - 1) >= max(abs(low), abs(high)) * 2**-20
+    require(apart, f"{atoms} points from {low:g} to {high:g} are too close for float32; lower algorithm.atoms")
 
 
 def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> None:
@@ -162,8 +128,14 @@ def _overlap(experiment: Experiment) -> None:
         )
 
 
-def _schedules(experiment: Experiment) -> None:
+def _optimizer(experiment: Experiment) -> None:
     optimizer = experiment.optimizer
+    adds_up = optimizer.rule == "adagrad" and optimizer.initial_accumulator > 0  # what it begins with never fades
+    require(
+        optimizer.epsilon >= LEAST_EPSILON or optimizer.rule == "sgd" or adds_up,
+        f"optimizer.epsilon is {optimizer.epsilon}, but {optimizer.rule} divides by it where a gradient is 0; use at "
+        f"least {LEAST_EPSILON}, such as 1e-8",
+    )
     require(
         optimizer.batch_scaling == "none" or optimizer.reference_batch > 0,
         f"optimizer.batch_scaling {optimizer.batch_scaling} needs optimizer.reference_batch greater than 0",

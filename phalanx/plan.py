@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, DQNConfig, Experiment, PPOConfig, SynchronousConfig
+from phalanx.config import AtariConfig, DQNConfig, Experiment, PPOConfig
 from phalanx.envs.frames import compiled
 from phalanx.presets import PRESETS
-from phalanx.probe import resolve_precision
-from phalanx.registry import MakeEnv, make_network
+from phalanx.probe import COPIES, parameter_count, resolve_precision, rollouts_bytes
+from phalanx.registry import MakeEnv
 from phalanx.replay.experience import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.captured import rows_of_a_launch
-from phalanx.sampling.collector import rollout_bytes
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.stored import difference
 from phalanx.types import EnvSpec
@@ -85,11 +84,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
-    model = make_network(experiment, spec)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    rollout = rollout_bytes(spec, experiment.sampler.environments, experiment.env.stack, experiment.sampler.horizon)
-    if isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap:
-        rollout *= 3  # the one that is learnt from, and two that are collected
+    parameters, rollouts = parameter_count(experiment, spec), rollouts_bytes(experiment, spec)
     replay = 0
     if isinstance(experiment.algorithm, DQNConfig):
         replay = replay_bytes(experiment.algorithm, spec, experiment.sampler.environments)
@@ -97,8 +92,8 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
         ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
         (
             "memory",
-            f"rollouts {rollout / 2**20:.1f} MiB, parameters, gradient and optimiser about "
-            f"{4 * parameters * 4 / 2**20:.1f} MiB" + (f", replay {replay / 2**20:,.1f} MiB" if replay else ""),
+            f"rollouts {rollouts / 2**20:.1f} MiB, parameters, gradient and optimiser about "
+            f"{COPIES * 4 * parameters / 2**20:.1f} MiB" + (f", replay {replay / 2**20:,.1f} MiB" if replay else ""),
         ),
     ]
 

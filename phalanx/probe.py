@@ -1,25 +1,29 @@
-"""Choices that depend on the machine, made once before a run starts and written into its configuration."""
+"""Choices and refusals that depend on the machine, made once before a run starts. What is chosen is written into its
+configuration."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import torch
 
-from phalanx.config import Experiment
+from phalanx.config import Experiment, SynchronousConfig
+from phalanx.errors import require
 from phalanx.registry import MakeEnv, make_network
-from phalanx.runtime.device import Compute, choose_compute
-from phalanx.types import EnvSpec, torch_dtype
+from phalanx.replay.experience import gigabytes
+from phalanx.replay.storage import free_bytes
+from phalanx.runtime.device import choose_compute
+from phalanx.sampling.collector import rollout_bytes
+from phalanx.types import EnvSpec
 
-BATCH = 64
-WORTH_IT = 1.1  # bfloat16 must be so much faster to be chosen
+COPIES = 4  # of the parameters, at most: themselves, their gradient, and two vectors of the update rule
 
 
 def resolve_precision(experiment: Experiment) -> Experiment:
-    """Replace precision `auto`: bfloat16 on a GPU; on a CPU that has the instructions, whatever a short probe finds
-    faster; float32 otherwise, and always in `serial`, the reference."""
+    """Replace precision `auto`: bfloat16 on a GPU, and on a CPU that has the instructions if observations are images;
+    float32 otherwise, and always in `serial`, the reference. Nothing is measured: the same command must choose the same
+    on a machine that is busy."""
     if experiment.run.precision != "auto":
         return experiment
     device = choose_compute(experiment.run).device
@@ -28,9 +32,16 @@ def resolve_precision(experiment: Experiment) -> Experiment:
     elif device.type == "cuda":
         chosen = "bfloat16"
     else:
-        spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
-        chosen = "bfloat16" if spec.is_image and has_bfloat16() and is_faster(experiment, spec) else "float32"
+        chosen = "bfloat16" if has_bfloat16() and sees_images(experiment) else "float32"
     return dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, precision=chosen))  # type: ignore[arg-type]
+
+
+def sees_images(experiment: Experiment) -> bool:
+    env = MakeEnv(experiment.env, experiment.run.seed)(0)
+    try:
+        return env.spec.is_image
+    finally:
+        env.close()
 
 
 def default_preset() -> str:
@@ -47,24 +58,34 @@ def has_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def is_faster(experiment: Experiment, spec: EnvSpec) -> bool:
-    """Is a forward and backward pass clearly faster in bfloat16?"""
-    with torch.random.fork_rng(devices=[]):
-        model = make_network(experiment, spec)
-    shape = (BATCH, experiment.env.stack, *spec.frame_shape)
-    stacks = torch.zeros(shape, dtype=torch_dtype(spec.frame_dtype))
-    history = torch.full((BATCH,), experiment.env.stack, dtype=torch.uint8)
+def parameter_count(experiment: Experiment, spec: EnvSpec) -> int:
+    """Numbers the network learns. It is made without memory for them, which finds any misfit and tells its size."""
+    quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
+    with torch.device("meta"):
+        model = make_network(dataclasses.replace(experiment, model=quick), spec)
+    return sum(parameter.numel() for parameter in model.parameters())
 
-    def seconds(compute: Compute) -> float:
-        times = []
-        for _ in range(6):
-            started = time.perf_counter()
-            with compute.autocast():
-                outputs = model(stacks, history)
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            sum(output.sum() for output in outputs).backward()
-            times.append(time.perf_counter() - started)
-        return min(times)
 
-    cpu = torch.device("cpu")
-    return seconds(Compute(cpu)) > WORTH_IT * seconds(Compute(cpu, bfloat16=True))
+def rollouts_bytes(experiment: Experiment, spec: EnvSpec) -> int:
+    """Memory of all rollouts a run holds at once."""
+    sampler, topology = experiment.sampler, experiment.topology
+    one = sampler.environments * rollout_bytes(spec, 1, experiment.env.stack, sampler.horizon)
+    overlap = isinstance(topology, SynchronousConfig) and topology.overlap
+    return 3 * one if overlap else one  # the one that is learnt from, and two that are collected
+
+
+def check_room(experiment: Experiment, spec: EnvSpec, device: torch.device) -> None:
+    """Refuse networks and rollouts larger than what is free where they are to live, before anything is allocated."""
+    free, where = free_bytes(device), "" if device.type == "cpu" else " of the GPU"
+    network = COPIES * 4 * parameter_count(experiment, spec)
+    require(
+        network <= free,
+        f"the network needs {gigabytes(network)}{where} with its gradient and update rule, but {gigabytes(free)} are "
+        "free; lower model.hidden or model.width",
+    )
+    rollouts = rollouts_bytes(experiment, spec)
+    require(
+        rollouts <= free,
+        f"the rollouts need {gigabytes(rollouts)}{where}, but {gigabytes(free)} are free; lower "
+        f"{'sampler.batch' if experiment.sampler.batch else 'sampler.environments or sampler.horizon'}",
+    )

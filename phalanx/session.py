@@ -98,6 +98,7 @@ class Session:
         run, spec = self.experiment.run, replica.envs.spec
         self.replica, self.compute = replica, replica.compute
         self.logger = self._open_logger(spec)
+        self.event(self._first_line())
         if self.loaded is not None:
             replica.restore(self.loaded.weights, self.loaded.state["replica"], self.loaded.path)
             self.scores.restore(self.loaded.state["scores"])
@@ -323,6 +324,13 @@ class Session:
             device=str(self.compute.device),
             seconds=run.seconds,
         )
+
+    def _first_line(self) -> str:
+        """What runs, and with which choices that were left to phalanx."""
+        algorithm = type(self.experiment.algorithm).__name__.removesuffix("Config")
+        precision = "bfloat16" if self.compute.bfloat16 else "float32"
+        seed = self.experiment.run.seed
+        return f"{algorithm} on {self.experiment.env.name}, {self.compute.device}, {precision}, seed {seed}"
 
     def _announce_warm_up(self) -> None:
         """Say what the replay memory takes and when learning will start."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from phalanx.runtime.device import Compute
 from phalanx.types import PolicyOutput, Progress
 
+LEAST_NOISE = 1e-30  # less than any noise that is not 0
+
 
 class ActorCriticPolicy:
     """Draws from the softmax of the logits, or takes the most probable action (`greedy`, for evaluation)."""
@@ -37,8 +39,10 @@ class ActorCriticPolicy:
 
 
 def draw(log_probs: Tensor, noise: Tensor) -> Tensor:
-    """One action per row [N] by inverting the cumulative distribution at `noise` [N] in [0, 1)."""
+    """One action per row [N] by inverting the cumulative distribution at `noise` [N] in [0, 1): the first action at
+    which it reaches the noise, which is never one of probability 0."""
     cumulative = log_probs.exp().cumsum(1)
-    # scaled by the total, so that rounding can never point past the last action
-    action = torch.searchsorted(cumulative, noise[:, None] * cumulative[:, -1:])
+    # Scaled by the total, so that rounding can never point past the last action. Noise of 0 would be reached by a first
+    # action of probability 0.
+    action = torch.searchsorted(cumulative, noise.clamp(min=LEAST_NOISE)[:, None] * cumulative[:, -1:])
     return action.squeeze(1).clamp(max=log_probs.shape[1] - 1)
