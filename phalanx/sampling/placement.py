@@ -97,6 +97,7 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
         squads=placement.squads,
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
+        max_deaths_in_a_row=sampler.max_deaths_in_a_row,
         cores=placement.cores,
         owner_core=placement.owner_core,
         balance=placement.balance,
