@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from phalanx.config import DQNConfig, Experiment
-from phalanx.errors import NotFinite, RunError
+from phalanx.errors import NotFinite, RunError, UserError
+from phalanx.files import open_to_append, remove
 from phalanx.logs.background import BackgroundWriter
-from phalanx.logs.checkpoint import Checkpoints, Loaded
-from phalanx.logs.logger import Logger
+from phalanx.logs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
+from phalanx.logs.logger import Logger, MovedError, event_line
 from phalanx.logs.metrics import ScoreWindow
 from phalanx.registry import make_evaluation_policy
 from phalanx.replay.experience import FRAMES_ON_HOST, Replay, replay_bytes
@@ -36,6 +38,7 @@ from phalanx.sampling.processes import ProcessEnvs
 from phalanx.stored import save
 from phalanx.types import EnvSpec
 
+FIRST_CHECKPOINT_SECONDS = 10.0  # after which a run that is killed can be resumed, however rare checkpoints are
 SILENT_SECONDS = 600.0  # within which something must happen on a GPU, besides what a worker may take for a step
 
 
@@ -59,6 +62,7 @@ class Session:
         self.scores = ScoreWindow(100)
         self.stop_reason = ""
         self.checkpoint_due = False
+        self.saved = resume is not None  # is there a checkpoint to resume from?
         self.events = 0
         self.saving = False  # a checkpoint in this thread,
         self.writing = False  # which no signal may tear
@@ -84,6 +88,8 @@ class Session:
             self._finish(with_envs=False)
         except NotFinite as error:
             raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
+        except MovedError as error:
+            raise RunError(f"{error}; {self._save_elsewhere(error.place)}" if error.place else str(error)) from None
         except Exception:
             self._save_in_need()
             raise
@@ -100,9 +106,7 @@ class Session:
         self.logger = self._open_logger(spec)
         self.event(self._first_line())
         if self.loaded is not None:
-            replica.restore(self.loaded.weights, self.loaded.state["replica"], self.loaded.path)
-            self.scores.restore(self.loaded.state["scores"])
-            self.time_before = self.loaded.state["time_s"]
+            self._restore(self.loaded)
             self.logger.rewind(replica.progress.steps)
             save(self.experiment, self.directory / "config.json")  # flags may have changed it
         now = time.perf_counter()
@@ -113,6 +117,21 @@ class Session:
         self._announce_warm_up()
         if self.compute.device.type != "cpu":  # which may take as long as it likes
             self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
+
+    def _restore(self, loaded: Loaded) -> None:
+        """Go on from a checkpoint, or from an older one if it proves to be none of this run."""
+        try:
+            self.replica.restore(loaded.weights, loaded.state["replica"], loaded.path)
+            self.scores.restore(loaded.state["scores"])
+            self.time_before = loaded.state["time_s"]
+        except (UserError, OSError, RuntimeError, *MALFORMED) as error:
+            reason = f"the checkpoint {loaded.path} cannot be restored ({in_one_line(error)})"
+            self.checkpoints.give_up(loaded.path, reason)
+            try:
+                self.loaded = self.checkpoints.load_another()
+            except UserError:
+                raise UserError(f"{reason}, nor can another; start the run anew") from None
+            self._restore(self.loaded)
 
     def goes_on(self) -> bool:
         """Is there budget left? Notes why not, with a record: what is under way may still end and change the score."""
@@ -148,7 +167,8 @@ class Session:
             self.record()
         written_at, written_updates = self.last_checkpoint
         due = run.checkpoint_updates and progress.updates - written_updates >= run.checkpoint_updates
-        self.checkpoint_due = bool(due or now - written_at >= run.checkpoint_every) and not self.background.busy
+        wait = run.checkpoint_every if self.saved else min(run.checkpoint_every, FIRST_CHECKPOINT_SECONDS)
+        self.checkpoint_due = bool(due or now - written_at >= wait) and not self.background.busy
         if self.checkpoint_due and self.replica.settled:  # if not, it will be after the next iteration
             self.checkpoint()
             self.checkpoint_due = False
@@ -188,6 +208,8 @@ class Session:
     def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
         """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
         last."""
+        if not last:
+            self.logger.require_place()
         # the state first: it waits for updates that may still be under way on the device after an interruption
         state = {
             "replica": self.replica.state(with_envs),
@@ -201,7 +223,7 @@ class Session:
                 f"the checkpoint before, with a lower optimizer.learning_rate"
             )
         contents = (weights, state, progress.steps, self._score())
-        self.last_checkpoint = (time.perf_counter(), progress.updates)
+        self.last_checkpoint, self.saved = (time.perf_counter(), progress.updates), True
         saver = self.replica.experience.saver()
         if saver is not None and not last:
             self.background.write(*contents, saver)
@@ -229,6 +251,10 @@ class Session:
         try:
             with self.stop:
                 self._run(topology)
+        except Exception as error:
+            foreseen = isinstance(error, UserError | RunError)
+            self._note(str(error) if foreseen else f"{type(error).__name__}: {error}")
+            raise
         finally:
             if hasattr(self, "logger"):
                 self.logger.close()
@@ -241,9 +267,21 @@ class Session:
         except Interrupted:  # before the first step, or a third signal
             if hasattr(self, "logger"):
                 self.event("stopped at once; what the newest checkpoint holds is kept")
+            else:
+                self._note(f"stopped by {self.stop.name} before the first step")
         except RunError:
             if self.stop.number is None or hasattr(self, "replica"):
                 raise  # else the signal reached workers that were about to start
+            self._note(f"stopped by {self.stop.name} before the first step")
+
+    def _note(self, sentence: str) -> None:
+        """Keep the sentence that ends the run in events.log, if the disk lets it."""
+        with contextlib.suppress(OSError, RunError):
+            if hasattr(self, "logger"):
+                self.logger.note(sentence)
+            else:
+                with open_to_append(self.directory / "events.log", errors="replace") as log:
+                    log.write(event_line(sentence))
 
     def _adapted(self) -> Experiment:
         """The experiment for the topology: one resumed without its environments must not play its first games again,
@@ -267,17 +305,19 @@ class Session:
 
     def _finish(self, with_envs: bool) -> None:
         self._record_the_rest()
+        self.logger.require_place()
         path = self.checkpoint(with_envs, last=True)
         progress = self.replica.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
+        end, run = f"{self.stop_reason} after {self.time_s:.0f} s", shlex.quote(str(self.directory))
+        self._note(f"{end}; the checkpoint is {path}")
         self.logger.summary(
             [
-                f"{self.stop_reason} after {self.time_s:.0f} s",
+                end,
                 f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
                 f"mean score of the last {min(self.scores.count, 100)} games: {score}",
                 f"checkpoint: {path}",
-                f"next: phalanx eval {self.directory} | phalanx play {self.directory} --video play.mp4"
-                f" | phalanx resume {self.directory}",
+                f"next: phalanx eval {run} | phalanx play {run} --video play.mp4 | phalanx resume {run}",
             ]
         )
 
@@ -286,6 +326,7 @@ class Session:
         path = self.directory / "not-finite.safetensors"
         tensors = {name: value for name, value in vars(error.batch).items() if isinstance(value, torch.Tensor)}
         try:
+            remove(path)  # it may be a link to anywhere
             save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
             batch = f"the batch is in {path}"
         except (OSError, SafetensorError) as failure:
@@ -296,6 +337,14 @@ class Session:
             return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
         kept = "are kept" if self._save_in_need() else "could not be kept"
         return f"{batch}, the last good parameters {kept}"
+
+    def _save_elsewhere(self, place: Path) -> str:
+        """Write the last checkpoint where the run directory is now; what to do next, in words."""
+        self.checkpoints.directory = place / "checkpoints"
+        saved = self._save_in_need()
+        return (
+            f"{'continue it' if saved else 'its newest checkpoint is kept'}: phalanx resume {shlex.quote(str(place))}"
+        )
 
     def _save_in_need(self) -> bool:
         """The last checkpoint of a run that an error ends. Was it written? A full disk, or a device that is gone, must
@@ -375,6 +424,7 @@ class Session:
             self.event(sentence)
             self.logger.close()
         else:
+            self._note(sentence)
             print(f"phalanx: {sentence}", file=sys.stderr, flush=True)
 
     def _leave(self) -> None:

@@ -29,7 +29,7 @@ class EventWriter:
         now = time.time()
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_number)}"
         self.path = directory / name
-        self._file = self.path.open("wb")
+        self._file = self.path.open("xb")  # never one that is there, nor through a link
         self._write(now, 0, _field(3, b"brain.Event:2"))
 
     def scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:

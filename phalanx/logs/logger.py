@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 from phalanx.errors import RunError, UserError
+from phalanx.files import NotPlainError, open_new, open_plain, open_to_append
 from phalanx.logs.events import EventWriter
 
 Values = dict[str, Any]  # of a record: int, float or None once `_plain` has seen it
@@ -31,6 +32,14 @@ REQUIRED = (
 SHARES = {"env": "cyan", "infer": "green", "learn": "magenta", "other": "bright_black"}
 SHOW_CURSOR = "\x1b[?25h"
 BAR_WIDTH = 40
+
+
+class MovedError(RunError):
+    """The run directory is no longer where it was; `place` is where it is now, None if it is gone."""
+
+    def __init__(self, sentence: str, place: Path | None) -> None:
+        super().__init__(sentence)
+        self.place = place
 
 
 @dataclass
@@ -167,14 +176,15 @@ class Logger:
     ) -> None:
         self._directory = run_directory
         self._metrics_path = run_directory / "metrics.jsonl"
-        if not resume and self._metrics_path.exists():
+        if not resume and os.path.lexists(self._metrics_path):
             raise UserError(f"{self._metrics_path} exists already; resume that run or choose another run.name")
         with self._disk():
             run_directory.mkdir(parents=True, exist_ok=True)
-            if self._metrics_path.exists():
+            self._place = os.open(run_directory, os.O_RDONLY | os.O_CLOEXEC)  # knows the directory wherever it goes
+            if os.path.lexists(self._metrics_path):
                 self._keep_records(math.inf)  # a crash may have left half a line at the end
-            self._metrics = self._metrics_path.open("a", buffering=1)
-            self._log = (run_directory / "events.log").open("a", buffering=1, encoding="utf-8", errors="replace")
+            self._metrics = open_to_append(self._metrics_path)
+            self._log = open_to_append(run_directory / "events.log", encoding="utf-8", errors="replace")
             self._events = EventWriter(run_directory)
         self._goal = Goal(run_directory.resolve().name, total_steps, frames_per_step, preset, device, seconds)
         self._stdout = sys.stdout  # kept, since the panel redirects what others print
@@ -190,26 +200,44 @@ class Logger:
             raise ValueError(f"a log record lacks {', '.join(missing)}")
         plain = {name: _plain(value) for name, value in values.items()}
         scalars = {_tag(name): value for name, value in plain.items() if value is not None and name != "steps"}
+        self.require_place()
         with self._disk():
             self._metrics.write(json.dumps(plain, allow_nan=False) + "\n")
             self._events.scalars(values["steps"], time.time(), scalars)
             self._events.flush()
         self._draw(lambda: self._screen.show(plain))
 
+    def require_place(self) -> None:
+        """Raise MovedError if the directory's name does not lead to the directory any more: files that are open would
+        take records as before, but those to come would be somewhere else."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._directory), os.fstat(self._place)):
+                return
+        name = f"the run directory {self._directory}"
+        with contextlib.suppress(OSError):
+            place = Path(os.readlink(f"/proc/self/fd/{self._place}"))
+            if os.path.samestat(os.stat(place), os.fstat(self._place)):
+                raise MovedError(f"{name} was moved to {place} while the run went on", place)
+        raise MovedError(f"{name} was removed while the run went on; start it again", None)
+
     def rewind(self, steps: int) -> None:
         """Forget the records after `steps`: the run goes on from a checkpoint that old."""
         with self._disk():
             self._metrics.close()
             self._keep_records(steps)
-            self._metrics = self._metrics_path.open("a", buffering=1)
+            self._metrics = open_to_append(self._metrics_path)
             self._events.restart(steps + 1, time.time())
             self._events.flush()
 
     def event(self, text: str) -> None:
         """Keep and show a sentence about something that happened, such as the death of a worker."""
-        with self._disk():
-            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {' '.join(text.split())}\n")
+        self.note(text)
         self._draw(lambda: self._screen.say(text))
+
+    def note(self, text: str) -> None:
+        """Keep a sentence in events.log that is shown in another way."""
+        with self._disk():
+            self._log.write(event_line(text))
 
     def summary(self, lines: list[str]) -> None:
         """Show the last words of a run, below the panel."""
@@ -224,6 +252,7 @@ class Logger:
         self._closed = True
         self._draw(self._screen.close)
         with self._disk(), contextlib.ExitStack() as stack:
+            stack.callback(os.close, self._place)
             for file in (self._metrics, self._log, self._events):
                 stack.callback(file.close)
 
@@ -245,7 +274,8 @@ class Logger:
     def _keep_records(self, steps: float) -> None:
         """Rewrite metrics.jsonl without records after `steps` and without lines that are not whole."""
         temporary = self._metrics_path.with_name(".tmp-metrics.jsonl")
-        with self._metrics_path.open(errors="replace") as source, temporary.open("w") as target:
+        source = os.fdopen(open_plain(self._metrics_path), errors="replace")
+        with source, open_new(temporary) as target:
             target.writelines(line for line in source if _steps_of(line) <= steps)
             target.flush()
             os.fsync(target.fileno())
@@ -256,6 +286,8 @@ class Logger:
         """Turn a failure of the disk into the end of the run, in one sentence."""
         try:
             yield
+        except NotPlainError as error:
+            raise UserError(f"{error.filename} is not a plain file; remove it and resume the run") from None
         except OSError as error:
             raise RunError(
                 f"cannot write the logs in {self._directory} ({error.strerror or error}); "
@@ -276,6 +308,11 @@ class Logger:
                 self._screen.say(f"the screen shows plain lines from here on ({type(error).__name__}: {error})")
 
 
+def event_line(text: str) -> str:
+    """A line of events.log."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {' '.join(text.split())}\n"
+
+
 def _on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
@@ -292,7 +329,7 @@ def _steps_of(line: str) -> float:
     """The steps of a line of metrics.jsonl; not a number, which is beyond any limit, if it is not whole."""
     try:
         return float(json.loads(line)["steps"]) if line.endswith("\n") else math.nan
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return math.nan
 
 
