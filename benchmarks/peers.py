@@ -100,7 +100,7 @@ def sampling_plan() -> list[Contender]:
     plan = [Contender("sampling", "emulator limit", "emulator", [{}], window)]
     for frame in ("84x84", "104x80"):
         group = f"sampling, {frame}"
-        # phalanx takes every second pixel for 104x80, so EnvPool may use its cheaper, bilinear way there
+        # phalanx takes the mean of 2x2 pixels for 104x80, so EnvPool may use its cheaper, bilinear way there
         resize = {} if frame == "84x84" else {"use_inter_area_resize": False}
         pools = [{"frame": frame, **choice, **resize} for choice in batched]
         plan += [

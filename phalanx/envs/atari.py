@@ -154,7 +154,7 @@ class AtariEnv:
         self._game_over, self._get_lives = self._ale.game_over, self._ale.lives
         rows, depth = self._ale.getScreenDims()[0], 2 if config.max_pool else 1
         ready = _make_screen(config, rows)
-        self._screen = RawScreen(rows, depth, config.frame == "104x80") if raw else ready
+        self._screen = RawScreen(rows, depth) if raw else ready
         self._buffers = (self._screen.screens[0], self._screen.screens[-1])  # frames alternate between them
         self._write = self._screen.write
         minimal = self._ale.getMinimalActionSet()

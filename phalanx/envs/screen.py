@@ -68,23 +68,18 @@ def scratch(depth: int, rows: int) -> np.ndarray:
 
 
 class RawScreen:
-    """Palette indices, for a decoder elsewhere (see `sampling/decode.py`): half screens, or whole ones."""
+    """Palette indices of whole screens, for a decoder elsewhere (see `sampling/decode.py`)."""
 
-    def __init__(self, rows: int, depth: int, half: bool) -> None:
+    def __init__(self, rows: int, depth: int) -> None:
         self.screens = scratch(depth, rows)
-        self.shape = (depth, 104, 80) if half else (depth, rows, WIDTH)
-        self._copy = FRAMES.halve if half else _copy
+        self.shape = self.screens.shape
 
     def write(self, frame: np.ndarray) -> None:
-        self._copy(self.screens, frame)
-
-
-def _copy(screens: np.ndarray, frame: np.ndarray) -> None:
-    np.copyto(frame, screens)
+        np.copyto(frame, self.screens)
 
 
 class HalfScreen:
-    """104x80 grey frames: rows 1, 3 .. 207 and even columns of a screen with 210 rows."""
+    """104x80 grey frames: the means of 2x2 pixels of rows 1 to 208 of a screen with 210 rows."""
 
     shape = (1, 104, 80)
 

@@ -1,7 +1,7 @@
 """Raw emulator screens to frames, on the device, for a whole group at once: bit for bit what `envs/frames.py` does.
 
 Workers that feed a GPU only emulate: they publish the last two screens as palette indices. The grey table, the
-maximum of both and the crop or area resize happen here.
+maximum of both and the resize happen here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from phalanx.config import AtariConfig
 from phalanx.envs.frames import area_resize
@@ -17,11 +18,10 @@ from phalanx.envs.screen import palette
 
 
 class ScreenDecoder:
-    """Palette indices [B, depth, rows, 160], or halved [B, depth, 104, 80] -> grey frames [B, 1, height, width]."""
+    """Palette indices [B, depth, rows, 160] -> grey frames [B, 1, height, width]."""
 
     def __init__(self, config: AtariConfig, rows: int, device: torch.device) -> None:
         self.half = config.frame == "104x80"
-        rows = 210 if self.half else rows
         self.grey = torch.from_numpy(palette(rows).grey.copy()).to(device)
         resize = area_resize(rows)
         self.blocks, self.scale = resize.blocks, float(resize.scale)
@@ -30,7 +30,9 @@ class ScreenDecoder:
 
     def __call__(self, screens: Tensor) -> Tensor:
         if self.half:
-            return self._shade(screens)[:, None]
+            # Quarters of whole numbers below 2^10 are exact, and cutting off what is left of them rounds halves up.
+            means = avg_pool2d(self._shade(screens[:, :, 1:209]).float(), 2)
+            return (means + 0.5).to(torch.uint8)[:, None]
         pixels = self._shade(screens).float().unflatten(1, (self.blocks, -1))  # [B, blocks, in, 160]
         rows = self.row_weights @ pixels  # every sum is a whole number below 2^24: exact in any order
         sums = rows.unflatten(3, (-1, len(self.column_weights))) @ self.column_weights
@@ -38,5 +40,5 @@ class ScreenDecoder:
 
     def _shade(self, screens: Tensor) -> Tensor:
         """Grey values, the greater of the screens."""
-        shades = self.grey.index_select(0, screens.flatten().int()).view_as(screens).unbind(1)
-        return functools.reduce(torch.maximum, shades)
+        shades = self.grey.index_select(0, screens.int().flatten()).view(screens.shape)
+        return functools.reduce(torch.maximum, shades.unbind(1))

@@ -69,16 +69,24 @@ def slow_area_frame(image: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("frames", IMPLEMENTATIONS)
 @pytest.mark.parametrize("seed", range(5))
-def test_half_screens_are_odd_rows_and_even_columns(frames: ModuleType, seed: int) -> None:
-    screens = screens_of(210, seed)
-    halves, frame = np.zeros((2, 104, 80), np.uint8), np.zeros((1, 104, 80), np.uint8)
-    frames.halve(screens, halves)
-    assert np.array_equal(halves, screens[:, 1:209:2, ::2])
+def test_half_frames_are_means_of_two_by_two_pixels(frames: ModuleType, seed: int) -> None:
+    screens, frame = screens_of(210, seed), np.zeros((1, 104, 80), np.uint8)
     frames.half_frame(screens[0], screens[1], TABLE.tobytes(), frame)
-    assert np.array_equal(frame[0], TABLE[halves].max(0))
-    one = np.zeros((1, 104, 80), np.uint8)
-    frames.halve(screens[:1], one)
-    assert np.array_equal(one, halves[:1])
+    greatest = TABLE[screens].max(0)[1:209].astype(int)
+    for row, column in np.ndindex(104, 80):
+        four = greatest[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        assert frame[0, row, column] == (four.sum() + 2) >> 2
+
+
+@pytest.mark.parametrize("frames", IMPLEMENTATIONS)
+@pytest.mark.parametrize("levels", [256, 2, 7])
+def test_half_frames_equal_bilinear_ones_of_cv2(frames: ModuleType, levels: int) -> None:
+    cv2 = pytest.importorskip("cv2")
+    screens = np.random.default_rng(levels).integers(0, levels, (2, 210, 160), dtype=np.uint8)
+    frame = np.zeros((1, 104, 80), np.uint8)
+    frames.half_frame(screens[0], screens[1], TABLE.tobytes(), frame)
+    greatest = TABLE[screens].max(0)[1:209]
+    assert np.array_equal(frame[0], cv2.resize(greatest, (80, 104), interpolation=cv2.INTER_LINEAR))
 
 
 @pytest.mark.parametrize("frames", IMPLEMENTATIONS)
@@ -129,7 +137,7 @@ def test_compiled_frames_refuse_what_does_not_fit() -> None:
         (fast.area_frame, (screens[0], screens[1], table[1:], frame)),
         (fast.area_frame, (screens[0, :80], screens[1, :80], table, frame)),
         (fast.half_frame, (screens[0], screens[1], table, frame)),
-        (fast.halve, (screens, frame)),
+        (fast.half_frame, (screens[0, 1:], screens[1, 1:], table, np.zeros((1, 104, 80), np.uint8))),
     ]
     for function, arguments in wrong:
         with pytest.raises(ValueError, match="do not fit"):
@@ -141,7 +149,7 @@ def test_compiled_frames_refuse_what_does_not_fit() -> None:
     with pytest.raises((BufferError, ValueError)):
         fast.half_frame(screens[0].T, screens[1], table, frame)
     with pytest.raises(TypeError):
-        fast.halve(None, frame)
+        fast.half_frame(screens[0], screens[1], None, frame)
 
 
 @pytest.mark.parametrize("rows", [210, 214, 220, 230, 250])

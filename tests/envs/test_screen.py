@@ -14,7 +14,7 @@ from phalanx.config import AtariConfig
 from phalanx.envs import frames as plain
 from phalanx.envs.atari import AtariEnv, emulator
 from phalanx.envs.frames import AreaResize, compiled
-from phalanx.envs.screen import palette
+from phalanx.envs.screen import FRAMES, palette
 from phalanx.errors import UserError
 
 
@@ -24,6 +24,11 @@ def make(seed: int = 0, starts: list[bytes] | None = None, **fields: Any) -> Ata
 
 def frame_of(env: AtariEnv) -> np.ndarray:
     return np.zeros(env.spec.frame_shape, np.uint8)
+
+
+def means_of_fours(image: np.ndarray) -> np.ndarray:
+    sums: np.ndarray = image.reshape(len(image) // 2, 2, -1, 2).sum((1, 3), dtype=np.int64)
+    return (sums + 2) >> 2
 
 
 def put_at_state_of(env: AtariEnv, twin: ALEInterface) -> None:
@@ -109,7 +114,7 @@ def test_frames_are_the_last_ones_executed_also_at_ends(shape: str, max_pool: bo
         outcome = env.step(action, frame)
         seen = screens[-2:] if max_pool and len(screens) == 4 else screens[-1:]  # after an early end the last one alone
         last = grey[np.stack(seen)].max(0)
-        small = last[1:209:2, ::2] if shape == "104x80" else resize(last)
+        small = means_of_fours(last[1:209]) if shape == "104x80" else resize(last)
         assert np.array_equal(frame[0], small)
         assert np.array_equal(env.render(), palette(210).rgb[screens[-1]])
         if outcome.terminated:
@@ -122,6 +127,59 @@ def test_frames_are_the_last_ones_executed_also_at_ends(shape: str, max_pool: bo
             assert len(screens) == 4
             executed[0] += 1
     assert executed[1] and executed[2] + executed[3]
+
+
+def thin_objects(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Objects one pixel wide, numbered from 1: runs of pixels down a column that visibly differ from what is on their
+    left and on their right. And the image without them."""
+    signed = image.astype(int)
+    left, right = np.roll(signed, 1, 1), np.roll(signed, -1, 1)
+    thin = (np.abs(signed - left) >= 4) & (np.abs(signed - right) >= 4)
+    thin[:, [0, -1]] = False
+    begins = thin & ~np.vstack([np.zeros_like(thin[:1]), thin[:-1]])
+    numbers = np.cumsum(begins.T).reshape(thin.T.shape).T * thin
+    return numbers, np.where(thin, left, signed).astype(np.uint8)
+
+
+def half_frame(image: np.ndarray) -> np.ndarray:
+    """The frame of a screen that shows this image."""
+    screen, frame = np.zeros((210, 160), np.uint8), np.zeros((1, 104, 80), np.uint8)
+    screen[1:209] = image
+    FRAMES.half_frame(screen, screen, bytes(range(256)), frame)
+    return frame[0]
+
+
+def count_seen(image: np.ndarray, numbers: np.ndarray, without: np.ndarray) -> tuple[int, int]:
+    """How many objects there are, and of how many a pixel changes the frame. One pixel of each 2x2 is taken away at a
+    time, so that none hides what another does."""
+    frame, seen = half_frame(image), np.zeros(numbers.shape, bool)
+    for row, column in np.ndindex(2, 2):
+        changed = image.copy()
+        changed[row::2, column::2] = without[row::2, column::2]
+        seen[row::2, column::2] = half_frame(changed) != frame
+    return int(numbers.max()), len(np.unique(numbers[seen & (numbers > 0)]))
+
+
+@pytest.mark.parametrize(
+    "game", ["space_invaders", "demon_attack", "centipede", "star_gunner", "chopper_command", "seaquest"]
+)
+def test_104x80_frames_show_whatever_is_one_pixel_wide_or_high(game: str) -> None:
+    env = AtariEnv(AtariConfig(game), np.random.SeedSequence(1), raw=True)
+    screens, rng = frame_of(env), np.random.default_rng(1)
+    env.reset(screens)
+    there, seen = np.zeros(2, int), np.zeros(2, int)
+    for step in range(240):
+        outcome = env.step(1 if step % 3 else int(rng.integers(env.spec.actions)), screens)  # mostly FIRE
+        if outcome.terminated or outcome.truncated:
+            env.reset(screens)
+        image = palette(210).grey[screens].max(0)[1:209]
+        numbers, without = thin_objects(image)
+        counts = [count_seen(image, numbers, without)]
+        numbers, without = thin_objects(image.T)
+        counts.append(count_seen(image, numbers.T, without.T))
+        there, seen = there + [count for count, _ in counts], seen + [shown for _, shown in counts]
+    assert there.sum() >= 100
+    assert seen.tolist() == there.tolist()
 
 
 def test_rgb_frame_is_the_resized_screen() -> None:
