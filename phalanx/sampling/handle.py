@@ -129,6 +129,9 @@ class WorkerFailed(Exception):  # noqa: N818
 
 def module_path() -> list[str]:
     """Where this process finds its modules, and last the current directory, where a user's environments may be."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        return [entry for entry in sys.path if entry]
     path = [entry or here for entry in sys.path]
     return path if here in path else [*path, here]
