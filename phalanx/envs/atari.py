@@ -85,7 +85,7 @@ def start_states(game: str) -> StartStates:
 
 
 def emulator(game: str) -> ALEInterface:
-    """A new emulator with the game loaded; its random generator is the same each time."""
+    """A new emulator with the game loaded, to be reset or restored; its random generator is the same each time."""
     path = _rom_path(game)
     ALEInterface.setLoggerMode(LoggerMode.Error)
     if ALEInterface.isSupportedROM(path) is None:  # loading it would end the process
@@ -94,6 +94,7 @@ def emulator(game: str) -> ALEInterface:
     ale.setInt("random_seed", 0)
     ale.setFloat("repeat_action_probability", 0.0)
     ale.loadROM(path)
+    ale.act(Action.NOOP)  # one that never acted goes on a frame off from a restored state of Q*bert or Tetris
     return ale
 
 
@@ -173,7 +174,7 @@ class AtariEnv:
         self._lives = self._score = self._steps = 0
         self._last_action = Action.NOOP
         self._goes_on = False  # the next reset follows a lost life and continues the game
-        self._kept: np.ndarray | None = None  # the screens of the step that lost it
+        self._kept: np.ndarray | None = None  # the screens it will show
         self._shown: np.ndarray | None = None  # the screen of a restored state, which the emulator does not keep
         self._next = self._draw_start()
         skip = (config.skip_min + config.skip) // 2
@@ -185,8 +186,7 @@ class AtariEnv:
         if self._goes_on:
             assert self._kept is not None
             np.copyto(self._screen.screens, self._kept)
-            self._score += self._press_start()
-        if not self._goes_on or self._game_over():
+        else:
             self._begin_game()
         self._goes_on, self._kept = False, None
         self._screen.write(frame)
@@ -207,10 +207,10 @@ class AtariEnv:
         if not (reward or over or late or life_lost):
             return self._quiet
         self._score += reward
-        ended = over or late
         terminated = over or (life_lost and self._episodic)
-        if terminated and not ended:
-            self._goes_on, self._kept = True, self._screen.screens.copy()
+        if terminated and not (over or late):
+            over = self._go_on()
+        ended = over or late
         score = float(self._score) if ended else math.nan
         return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
 
@@ -298,6 +298,15 @@ class AtariEnv:
             last = last if repeat else action
             actions.append(last)
         return actions
+
+    def _go_on(self) -> bool:
+        """Press what the next life begins with, after the frame of the lost one was written, and keep what is then to
+        be seen. Whether the game ended on the way is known in time for its score to be told."""
+        self._score += self._press_start()
+        over: bool = self._game_over()
+        if not over:
+            self._goes_on, self._kept = True, self._screen.screens.copy()
+        return over
 
     def _begin_game(self) -> None:
         over = True

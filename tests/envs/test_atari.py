@@ -151,12 +151,37 @@ def test_what_the_presses_after_a_lost_life_score_counts(monkeypatch: pytest.Mon
     env = make(game="breakout", fire_on_reset=True, episodic_life=True)
     frame = frame_of(env)
     env.reset(frame)
-    while not env.step(0, frame).terminated:
-        pass
-    before = env.state()["score"]
     monkeypatch.setattr(env, "_press_start", lambda: 3)
+    rewards = 0.0
+    while not (outcome := env.step(0, frame)).terminated:
+        rewards += outcome.reward
+    assert env.state()["score"] == rewards + outcome.reward + 3
     env.reset(frame)
-    assert env.state()["score"] == before + 3
+    assert env.state()["score"] == rewards + outcome.reward + 3
+
+
+def test_a_game_that_ends_in_the_presses_after_a_lost_life_tells_its_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame is that of the lost life, as it always is, and the next reset begins a game."""
+    env, twin = (make(game="breakout", fire_on_reset=True, episodic_life=True, reward="raw") for _ in range(2))
+    frame, other_frame, press, rewards = frame_of(env), frame_of(env), env._press_start, 0.0
+    env.reset(frame)
+    twin.reset(other_frame)
+
+    def end_the_game() -> int:
+        monkeypatch.setattr(env, "_game_over", lambda: True)
+        return 7
+
+    monkeypatch.setattr(env, "_press_start", end_the_game)
+    outcome = twin_outcome = Outcome(0, math.nan, False, False)
+    while not twin_outcome.terminated:
+        outcome, twin_outcome = env.step(1, frame), twin.step(1, other_frame)
+        rewards += outcome.reward
+        assert np.array_equal(frame, other_frame)
+    assert outcome == Outcome(twin_outcome.reward, rewards + 7, True, False) and math.isnan(twin_outcome.score)
+    monkeypatch.undo()
+    monkeypatch.setattr(env, "_press_start", press)
+    env.reset(frame)
+    assert (env.state()["lives"], env.state()["score"], env.state()["steps"]) == (5, 0, 0)
 
 
 @pytest.mark.parametrize("episodic", [False, True])
@@ -167,11 +192,12 @@ def test_fire_is_pressed_after_a_lost_life(episodic: bool) -> None:
     while env.state()["lives"] == 5:
         actions.clear()
         outcome = env.step(0, frame)
+    assert actions[-2:] == [Action.NOOP, Action.FIRE]
     if episodic:
-        assert outcome.terminated and Action.FIRE not in actions
+        assert outcome.terminated
         actions.clear()
         env.reset(frame)
-    assert actions[-2:] == [Action.NOOP, Action.FIRE]
+        assert not actions
     assert env.state()["lives"] == 4
     steps = 0
     while env.state()["lives"] == 4:  # the ball is in play and will be lost again: a frame of FIRE was enough
@@ -301,6 +327,23 @@ def test_full_actions() -> None:
 
 
 # Resumption
+
+
+@pytest.mark.parametrize("game", ["qbert", "tetris", "pong", "seaquest", "montezuma_revenge"])
+def test_a_state_goes_on_alike_in_a_new_emulator_and_in_one_that_has_played(game: str) -> None:
+    ale, rng = emulator(game), np.random.default_rng(0)
+    ale.reset_game()
+    actions = ale.getMinimalActionSet()
+    for number in range(60):
+        ale.act(actions[rng.integers(len(actions))])
+        if number % 20 == 19:
+            state, twin = ale.cloneState().serialize(), emulator(game)
+            twin.restoreState(ALEState(state))
+            ale.restoreState(ALEState(state))
+            for action in [actions[index] for index in rng.integers(len(actions), size=30)]:
+                assert ale.act(action) == twin.act(action)
+                assert np.array_equal(ale.getScreen(), twin.getScreen())
+                assert np.array_equal(ale.getRAM(), twin.getRAM())
 
 
 def test_restored_environment_goes_on_exactly() -> None:
