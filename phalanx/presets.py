@@ -105,7 +105,8 @@ A2C_PONG = dataclasses.replace(
     topology=SerialConfig(),
     run=RunConfig(steps=1_000_000),
 )
-"""A score that rises within a million steps; with a discount of .99 none was found that does."""
+"""A score that rises within a million steps. With a discount of .99 none was found that does so in as few; the preset
+`a2c`, which has it, learns Pong within 7 million."""
 
 PONG_FAST = dataclasses.replace(
     PONG,
@@ -126,6 +127,13 @@ BREAKOUT_FAST = dataclasses.replace(
     optimizer=OptimizerConfig(rule="adam", learning_rate=4e-4, final_learning_rate=3e-5, schedule_length=3_000_000),
     sampler=SamplerConfig(environments=120, horizon=64, groups=1, squads=15, workers_per_core=2, decorrelation=300),
     run=RunConfig(steps=20_000_000, target_score=300.0),
+)
+
+ATARI_FAST = dataclasses.replace(
+    BREAKOUT_FAST,
+    algorithm=dataclasses.replace(BREAKOUT_FAST.algorithm, entropy_coef=0.01),
+    optimizer=dataclasses.replace(BREAKOUT_FAST.optimizer, learning_rate=2.5e-4, schedule_length=10_000_000),
+    run=RunConfig(steps=10_000_000),
 )
 
 Q_ATARI = Experiment(
@@ -283,6 +291,7 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores", PONG),
     "pong-fast": ("PPO tuned to bring Pong to a score of 18 soon on a GPU and many cores", PONG_FAST),
     "breakout-fast": ("PPO tuned to bring Breakout to a score of 300 soon on a GPU and many cores", BREAKOUT_FAST),
+    "atari-fast": ("PPO for any Atari game within 10M steps on a GPU and many cores (--env.game)", ATARI_FAST),
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
     "paac-nature": ("PAAC with the large network", _paac("nature")),
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),

@@ -26,7 +26,8 @@ from phalanx.envs.screen import AreaScreen, HalfScreen, Palette, RawScreen, pale
 from phalanx.errors import RunError, UserError, unknown
 from phalanx.types import EnvSpec, Outcome
 
-BOOTS = 16  # real resets in the pool of start states; they differ in the timer games draw chance from
+BOOTS = 16  # real resets in the pool of start states; they differ in a timer's seed and in what the game before left
+PLAYED = 30, 120  # frames played before each of them: at least, and fewer than
 
 
 class Start(NamedTuple):
@@ -45,7 +46,9 @@ class StartStates:
         self._starts: dict[tuple[int, int], Start] = {}
         self._screens: dict[bytes, np.ndarray] = {}
         # All boots first: the frames acted later would move the emulator's generator.
+        generator = np.random.default_rng(0)  # the same games in every process
         for boot in range(BOOTS):
+            self._play(generator)
             self._ale.reset_game()
             self._starts[boot, 0] = self._here()
         self.palette = _checked_palette(self._ale, game)
@@ -61,6 +64,12 @@ class StartStates:
         """Make all with up to so many frames, in about a tenth of a second, so that no step ever waits for one."""
         for boot in range(BOOTS):
             self.get(boot, noops)
+
+    def _play(self, generator: np.random.Generator) -> None:
+        """Random actions for some frames: an ordinary reset leaves some memory as the game before it left it."""
+        actions = self._ale.getMinimalActionSet()
+        for index in generator.integers(len(actions), size=generator.integers(*PLAYED)).tolist():
+            self._ale.act(actions[index])
 
     def _make(self, boot: int, noops: int) -> Start:
         """Go on from the nearest start before; those on the way are kept as well."""

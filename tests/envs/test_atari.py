@@ -101,6 +101,24 @@ def test_start_states_are_those_of_ordinary_resets(game: str, noops: int) -> Non
     assert pool == ordinary
 
 
+@pytest.mark.parametrize("game", ["yars_revenge", "haunted_house", "hangman", "crossbow", "pong"])
+def test_there_are_about_as_many_starts_as_after_ordinary_resets(game: str) -> None:
+    """What a game leaves in memory is part of how the next one begins."""
+    ale, rng, ordinary = emulator(game), np.random.default_rng(1), set()
+    actions = ale.getMinimalActionSet()
+    for _ in range(BOOTS):
+        for index in rng.integers(len(actions), size=150):
+            ale.act(actions[index])
+        ale.reset_game()
+        ordinary.add((ale.getRAM().tobytes(), ale.getScreen().tobytes()))
+    pool = set()
+    for boot in range(BOOTS):
+        start = start_states(game).get(boot, 0)
+        ale.restoreState(start.state)
+        pool.add((ale.getRAM().tobytes(), start.screen.tobytes()))
+    assert len(pool) >= 0.75 * len(ordinary)
+
+
 def test_a_start_does_not_depend_on_what_was_asked_before() -> None:
     one, other = StartStates("pong"), StartStates("pong")
     other.get(5, 9)
