@@ -131,7 +131,7 @@ BREAKOUT_FAST = dataclasses.replace(
 
 ATARI_FAST = dataclasses.replace(
     BREAKOUT_FAST,
-    algorithm=dataclasses.replace(BREAKOUT_FAST.algorithm, entropy_coef=0.01),
+    algorithm=PPOConfig(epochs=4, minibatches=32, clip=0.1, entropy_coef=0.01),
     optimizer=dataclasses.replace(BREAKOUT_FAST.optimizer, learning_rate=2.5e-4, schedule_length=10_000_000),
     run=RunConfig(steps=10_000_000),
 )
