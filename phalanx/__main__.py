@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.errors import RunError, UserError, require, unknown
+from phalanx.errors import EnvironmentFailed, RunError, UserError, require, unknown
+from phalanx.runtime import streams
+from phalanx.runtime.signals import Interrupted, interrupt_once
 
 if TYPE_CHECKING:
     from phalanx.config import Experiment
@@ -36,21 +41,49 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return 0
-    find_environments_here()
     try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE)
+            return 0
+        find_environments_here()
         if arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
         return COMMANDS[arguments[0]](arguments[1:])
-    except (UserError, RunError) as error:
-        if debug:
+    except (UserError, RunError, OSError) as error:
+        sentence = explained(error)
+        if debug or sentence is None:
             raise
-        print(f"phalanx: {error}", file=sys.stderr)
+        if isinstance(error, EnvironmentFailed):
+            show_traceback(error.__cause__)
+        warn(sentence)
         return 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         return 130
+
+
+def explained(error: Exception) -> str | None:
+    """What an error tells the user; None if nobody foresaw it."""
+    if came_of(error, errno.EMFILE) or came_of(error, errno.ENFILE):
+        return "too many files are open; allow more of them with `ulimit -n 4096`, or use fewer --sampler.workers"
+    if isinstance(error, UserError | RunError):
+        return str(error)
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and streams.output_fails_with(error):
+        return f"cannot write to the standard output ({error.strerror}); send it elsewhere"
+    return None
+
+
+def came_of(error: BaseException | None, number: int) -> bool:
+    """Is the system's error with this number behind it?"""
+    while error is not None and not (isinstance(error, OSError) and error.errno == number):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def show_traceback(error: BaseException | None) -> None:
+    import traceback
+
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
 
 
 def train(arguments: list[str]) -> int:
@@ -142,13 +175,13 @@ def play(arguments: list[str]) -> int:
     parser.add_argument("--video", type=Path, required=True, help="file to write, .mp4 or .gif")
     parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
     options = parser.parse_args(arguments)
-    from phalanx.logs.video import write_video
+    from phalanx.logs.video import check_format, check_place, write_video
     from phalanx.sampling.evaluator import evaluate
 
-    if options.video.suffix.lower() not in (".mp4", ".gif"):
-        raise UserError(f"cannot write a video to {options.video}; give a name that ends in .mp4 or .gif")
+    check_format(options.video)
     games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
     config, policy, compute, progress = load_policy(options)
+    check_place(options.video)
     pictures: list[object] = []
 
     def watch(picture: object) -> None:
@@ -314,24 +347,44 @@ def positive(value: int, name: str) -> int:
 def find_environments_here() -> None:
     """A user's own environments may be modules of the current directory. It comes last, so that a file there never
     stands in for a module of phalanx, of Python or of a package; workers do the same."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+    with contextlib.suppress(OSError):  # a directory that was removed holds none
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())
 
 
 def warn(sentence: str) -> None:
-    print(f"phalanx: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # where nobody can be told, the exit code must do
+        print(f"phalanx: {sentence}", file=sys.stderr, flush=True)
 
 
 def entry() -> None:
     """The `phalanx` command."""
+    code: int | str | None = 130
+    with contextlib.suppress(Interrupted):
+        interrupt_once()
+        streams.open_missing()
+        try:
+            code = main()
+        except SystemExit as leaving:  # how the parsers of flags end
+            code = leaving.code
+        except BrokenPipeError:
+            code = 1
+        code = show_the_rest(code)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end takes a while and must not be torn
+    streams.drop_what_is_left()
+    sys.exit(code)
+
+
+def show_the_rest(code: int | str | None) -> int | str | None:
+    """Write what was printed and not written yet; the exit code, which says if that failed."""
     try:
-        code = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+        return code or 1
+    except OSError as error:
+        warn(f"cannot write to the standard output ({error.strerror}); send it elsewhere")
+        return code or 1
+    return code
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ class RunError(Exception):
     """The run cannot go on (not finite, too many dead workers, full disk); shown as one line, exit code 1."""
 
 
+class EnvironmentFailed(RunError):  # noqa: N818
+    """An environment raised something, which is the cause and is shown with its traceback."""
+
+
 class NotFinite(RunError):  # noqa: N818
     """A NaN or an infinity; carries the rollout or batch it was found in."""
 
@@ -29,6 +33,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names[:30])}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
+
+
+def in_words(error: BaseException) -> str:
+    """Kind and message of an exception, on one line that is not too long."""
+    message = " ".join(str(error).split())
+    message = message if len(message) <= 300 else f"{message[:200]} ... {message[-80:]}"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def require(condition: bool, sentence: str) -> None:

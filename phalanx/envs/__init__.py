@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,8 +28,17 @@ class Env(Protocol):
         """[height, width, 3] uint8, for people."""
 
     def state(self) -> dict[str, Any]:
-        """The whole state, random generators included, as arrays, bytes and plain values."""
+        """The whole state, random generators included, as arrays, bytes and plain values. Where it holds `unsaved`, a
+        number of steps, the running episode cannot be gone on with: once restored, the caller begins the next one."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ReplayingEnv(Env, Protocol):
+    """An Env whose `restore` plays an episode again, for as long as that takes; the caller sets who is told of it."""
+
+    heartbeat: Callable[[], None]
+    """Called for each step that is played again: a sign of life."""

@@ -3,20 +3,25 @@
 Episode k of an environment is reset with a seed made of the environment's own seed and k, so that it does not matter
 which object plays it: `prepare` resets a twin ahead of time and `reset` takes it over. Gymnasium cannot save a running
 episode, so `state` holds the actions taken in it and `restore` plays them again: exact wherever an episode depends on
-its seed and actions alone, as it should.
+its seed and actions alone, as it should. An episode longer than `LONGEST_REPLAY` is not saved: resumed, the environment
+begins the next one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from phalanx.config import GymnasiumConfig
 from phalanx.envs.rewards import REWARDS
-from phalanx.errors import UserError, unknown
+from phalanx.errors import UserError, in_words, unknown
+from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, Outcome
+
+LONGEST_REPLAY = 100_000  # steps of an episode that a resumed run plays again: minutes, with a slow simulator
 
 
 def make(name: str) -> Any:
@@ -40,8 +45,10 @@ def make(name: str) -> Any:
                 f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster"
             ) from None
         raise unknown("Gymnasium environment", name, gymnasium.registry) from None
-    except (errors.Error, ImportError, ValueError) as error:
-        raise UserError(f"the Gymnasium environment '{name}' cannot be made: {error}") from None
+    except (Exception, *LEAVING) as error:  # a constructor is somebody else's code
+        if may_be_ctrl_c(error):
+            raise
+        raise UserError(f"the Gymnasium environment '{name}' cannot be made: {in_words(error)}") from error
 
 
 class GymnasiumEnv:
@@ -54,8 +61,10 @@ class GymnasiumEnv:
         self._twin: Any = None
         self._prepared: np.ndarray | None = None  # first observation of the next episode, which the twin holds
         self._episode = -1
-        self._actions: list[int] = []  # of the running episode
-        self._score = 0.0
+        self._steps = 0  # of the running episode,
+        self._actions: list[int] = []  # its actions, as long as it may be played again,
+        self._score = 0.0  # and its score
+        self.heartbeat: Callable[[], None] = lambda: None
         self._shape_reward = REWARDS[config.reward]
         actions = _action_space(self._env, config.id)
         self._first_action = int(actions.start)
@@ -65,7 +74,7 @@ class GymnasiumEnv:
     def reset(self, frame: np.ndarray) -> None:
         """Begin the next episode; take over the twin if it was prepared."""
         self._episode += 1
-        self._actions, self._score = [], 0.0
+        self._forget()
         if self._prepared is None:
             observation, _ = self._env.reset(seed=self._episode_seed(self._episode))
         else:
@@ -101,33 +110,42 @@ class GymnasiumEnv:
 
     def state(self) -> dict[str, Any]:
         entropy = self._seed.entropy
+        too_long = self._steps > LONGEST_REPLAY
         return {
             "entropy": entropy if isinstance(entropy, int) else [int(word) for word in entropy or ()],
             "spawn_key": [int(key) for key in self._seed.spawn_key],
             "episode": self._episode,
-            "actions": np.array(self._actions, np.int32),
+            "actions": np.array([] if too_long else self._actions, np.int32),
+            "unsaved": self._steps if too_long else 0,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Play the running episode again up to where it was."""
+        """Play the running episode again up to where it was, unless it is to be followed by the next one."""
         self._seed = np.random.SeedSequence(state["entropy"], spawn_key=tuple(state["spawn_key"]))
         self._episode, self._prepared = state["episode"], None
-        self._actions, self._score = [], 0.0
-        if self._episode >= 0:
+        self._forget()
+        if self._episode >= 0 and not state.get("unsaved"):
             self._env.reset(seed=self._episode_seed(self._episode))
         for action in state["actions"]:
             self._advance(int(action))
+            self.heartbeat()
 
     def close(self) -> None:
         self._env.close()
         if self._twin is not None:
             self._twin.close()
 
+    def _forget(self) -> None:
+        """Nothing was done yet in the episode that begins."""
+        self._steps, self._actions, self._score = 0, [], 0.0
+
     def _advance(self, action: int) -> tuple[Any, float, bool, bool]:
         observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
-        self._actions.append(action)
+        self._steps += 1
+        if self._steps <= LONGEST_REPLAY:
+            self._actions.append(action)
         self._score += float(reward)
-        truncated = bool(truncated) or len(self._actions) == self._config.max_steps
+        truncated = bool(truncated) or self._steps == self._config.max_steps
         return observation, float(reward), bool(terminated), truncated
 
     def _episode_seed(self, episode: int) -> int:
@@ -142,18 +160,21 @@ class GymnasiumEnv:
 def _action_space(env: Any, name: str) -> Any:
     from gymnasium.spaces import Discrete
 
-    if not isinstance(env.action_space, Discrete):
-        raise UserError(f"{name} has the action space {env.action_space}, but only discrete actions are supported")
-    return env.action_space
+    space = getattr(env, "action_space", None)
+    if not isinstance(space, Discrete):
+        raise UserError(f"{name} has the action space {space}, but only discrete actions are supported")
+    return space
 
 
 def _frame_layout(env: Any, name: str) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
     """Shape and dtype of a frame, and the order of axes that puts channels first (None: only a reshape)."""
     from gymnasium.spaces import Box
 
-    space = env.observation_space
+    space = getattr(env, "observation_space", None)
     if not isinstance(space, Box):
         raise UserError(f"{name} has the observation space {space}, but only Box observations are supported")
+    if math.prod(space.shape) == 0:
+        raise UserError(f"{name} has the observation space {space} of shape {space.shape}, which shows nothing")
     if space.dtype == np.uint8 and len(space.shape) == 2:
         return (1, *space.shape), np.uint8, None
     if space.dtype == np.uint8 and len(space.shape) == 3:

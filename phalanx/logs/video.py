@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import itertools
 import os
 import select
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,15 +21,16 @@ from phalanx.errors import RunError, UserError
 
 FASTEST_GIF_MS = 20  # browsers slow down anything faster
 ENCODER_TIMEOUT = 120.0  # seconds ffmpeg may take for a frame, and to end the file after the last one
+PACKAGES = {".mp4": ("imageio_ffmpeg", "imageio-ffmpeg"), ".gif": ("PIL.Image", "pillow")}
+"""Modules that write a format, and the packages they come with."""
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
     """Write frames [height, width, 3] uint8 to `path`; it appears whole or not at all."""
+    check_format(path)
     writers: dict[str, Callable[[Path, Iterator[np.ndarray], float], None]] = {".mp4": _write_mp4, ".gif": _write_gif}
-    writer = writers.get(path.suffix.lower())
-    if writer is None:
-        raise UserError(f"cannot write a video to {path}; give a name that ends in .mp4 or .gif")
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    writer = writers[path.suffix.lower()]
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer(temporary, _checked(frames), fps)
@@ -36,6 +39,32 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
         raise RunError(f"cannot write the video {path} ({error}); check the directory and its free space") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a name that tells no format we can write, and a format whose package is missing."""
+    if path.suffix.lower() not in PACKAGES:
+        raise UserError(f"cannot write a video to {path}; give a name that ends in .mp4 or .gif")
+    _package(*PACKAGES[path.suffix.lower()])
+
+
+def check_place(path: Path) -> None:
+    """Refuse a name under which no file can be written: to be asked before a game is played for it."""
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(path.stat().st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write a video to {path} ({error.strerror}); choose another --video") from None
+
+
+def _temporary(path: Path) -> Path:
+    """Where a video is written before it is whole; a short name, since the video's own may be as long as can be."""
+    return path.with_name(f".tmp-{os.getpid()}{path.suffix}")
 
 
 def _checked(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -61,7 +90,7 @@ def _package(module: str, name: str) -> Any:
 
 
 def _write_mp4(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
-    ffmpeg = _package("imageio_ffmpeg", "imageio-ffmpeg").get_ffmpeg_exe()
+    ffmpeg = _package(*PACKAGES[".mp4"]).get_ffmpeg_exe()
     first = _even(next(frames))
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{first.shape[1]}x{first.shape[0]}", "-r", str(fps)]
     # yuv420p is what every player shows; it halves the colour's resolution, hence the even size.
@@ -118,7 +147,7 @@ def _even(frame: np.ndarray) -> np.ndarray:
 
 
 def _write_gif(path: Path, frames: Iterator[np.ndarray], fps: float) -> None:
-    pillow = _package("PIL.Image", "pillow")
+    pillow = _package(*PACKAGES[".gif"])
     images = map(pillow.fromarray, frames)
     duration = max(FASTEST_GIF_MS, round(1000 / fps))
     next(images).save(path, save_all=True, append_images=images, duration=duration, loop=0)

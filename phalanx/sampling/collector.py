@@ -336,6 +336,12 @@ class Collector:
                 bad = (~torch.isfinite(values)).flatten(2).any(-1) if values.dim() > 2 else ~torch.isfinite(values)
                 rows = sorted(set(bad.nonzero()[:, 1].tolist()))
                 raise NotFinite(f"the {name} of environment {rows} is not finite", rollout)
+        if rollout.last_frames and rollout.frames.is_floating_point():
+            finite = torch.isfinite(torch.stack(list(rollout.last_frames.values()))).flatten(1).all(1).tolist()
+            rows = sorted({row for (_, row), fine in zip(rollout.last_frames, finite, strict=True) if not fine})
+            if rows:
+                sentence = f"the last observation of a truncated episode of environment {rows} is not finite"
+                raise NotFinite(sentence, rollout)
 
 
 def allocate_rollout(spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device) -> Rollout:

@@ -11,7 +11,7 @@ import torch
 from phalanx.config import AtariConfig, EnvConfig, ToyConfig
 from phalanx.registry import MakeEnv
 from phalanx.runtime.device import Compute
-from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.serial import SerialEnvs, blamed
 from phalanx.seams import Policy
 from phalanx.types import Progress, torch_dtype
 
@@ -60,7 +60,9 @@ def evaluate(
             draws = torch.rand(environments, generator=noise).to(compute.device)
             output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, slice(0, environments))
             if watch is not None:
-                watch(envs.slots[0].env.render())
+                with blamed(0):
+                    picture = envs.slots[0].env.render()
+                watch(picture)
             envs.send(0, output.action.cpu().numpy())
     finally:
         envs.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from phalanx.envs import Env
+from phalanx.envs import Env, ReplayingEnv
+from phalanx.errors import EnvironmentFailed, RunError, UserError, in_words
+from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, EnvStep
 
 EnvFactory = Callable[[int, int], Env]
@@ -26,6 +30,26 @@ class SlotRules:
     horizon: int = 1  # steps per batch, for "wait"
 
 
+def blame(index: int, error: BaseException) -> BaseException:
+    """What to raise for something an environment raised: it is the environment's error, even `sys.exit`; but for a
+    sentence that says all already, and for a Ctrl-C."""
+    if isinstance(error, UserError | RunError) or may_be_ctrl_c(error):
+        return error
+    words = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {in_words(error)}"
+    failure = EnvironmentFailed(f"environment {index} {words}")
+    failure.__cause__ = error
+    return failure
+
+
+@contextlib.contextmanager
+def blamed(index: int) -> Iterator[None]:
+    """For calls of an environment that are not made at every step."""
+    try:
+        yield
+    except (Exception, *LEAVING) as error:
+        raise blame(index, error)  # noqa: B904
+
+
 class Slot:
     """One row of the step buffer and the environment behind it."""
 
@@ -37,6 +61,7 @@ class Slot:
         self.incarnation = 0  # not 0: the environment took the place of another
         self.frame = step.observation[index]
         self.fresh = True  # no episode was begun yet
+        self.severed = False  # the next episode does not follow the last one: that was too long to be restored
         self.idle = False  # waits for the end of the batch
         self.requests = 0  # steps asked for so far
         self.prepared = False
@@ -50,7 +75,10 @@ class Slot:
         self.requests += 1
         if self.idle:
             return self.rest()
-        reward, score, terminated, truncated = self.env.step(action, self.frame)
+        try:
+            reward, score, terminated, truncated = self.env.step(action, self.frame)
+        except (Exception, *LEAVING) as error:
+            raise blame(self.index, error)  # noqa: B904
         done = terminated or truncated
         if done:
             if truncated:
@@ -65,11 +93,12 @@ class Slot:
 
     def begin(self) -> None:
         """The first row of an environment, after some random actions so that starts differ. A replaced environment
-        cuts off what its forerunner had begun."""
+        cuts off what its forerunner had begun, and a severed one what it had begun itself."""
         self.fresh = False
         self.reset()
         self.decorrelate()
-        self.write_row(0.0, math.nan, False, False, first=True, cut=self.incarnation > 0)
+        self.write_row(0.0, math.nan, False, False, first=True, cut=self.incarnation > 0 or self.severed)
+        self.severed = False
 
     def rest(self) -> None:
         """A masked row; with the first request of the next batch the next episode begins."""
@@ -80,22 +109,25 @@ class Slot:
         self.write_row(0.0, math.nan, False, False, first=batch_starts, cut=True)
 
     def reset(self) -> None:
-        self.env.reset(self.frame)
+        with blamed(self.index):
+            self.env.reset(self.frame)
         self.prepared = False
 
     def prepare(self) -> None:
         """Work for the next reset, done in an idle moment."""
         if not self.prepared:
-            self.env.prepare()
+            with blamed(self.index):
+                self.env.prepare()
             self.prepared = True
 
     def decorrelate(self) -> None:
-        if not self.rules.decorrelation or self.incarnation:
+        if not self.rules.decorrelation or self.incarnation or self.severed:
             return
         generator = np.random.default_rng(np.random.SeedSequence(self.rules.seed, spawn_key=(self.index, 0, 1)))
         count = int(generator.integers(self.rules.decorrelation + 1))
         for action in generator.integers(self.env.spec.actions, size=count).tolist():
-            outcome = self.env.step(action, self.frame)
+            with blamed(self.index):
+                outcome = self.env.step(action, self.frame)
             if outcome.terminated or outcome.truncated:
                 self.reset()
             self.beat()
@@ -111,26 +143,46 @@ class Slot:
         self.quiet = reward == 0.0 and score != score and not (terminated or truncated or first or cut)
 
     def state(self) -> dict[str, Any]:
+        with blamed(self.index):
+            env = self.env.state()
         return {
-            "env": self.env.state(),
+            "env": env,
             "idle": self.idle,
             "requests": self.requests,
             "fresh": self.fresh,
-            "incarnation": self.incarnation,  # a fresh successor that moves on must still cut what it follows
+            "incarnation": self.incarnation,  # a fresh successor that moves on must still cut what it follows,
+            "severed": self.severed,  # and so must one that has not gone on since it was restored
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.env.restore(state["env"])
+        if isinstance(self.env, ReplayingEnv):
+            self.env.heartbeat = self.beat
+        with blamed(self.index):
+            self.env.restore(state["env"])
         self.idle, self.requests, self.fresh = state["idle"], state["requests"], state["fresh"]
-        self.incarnation = state.get("incarnation", 0)
+        self.incarnation, self.severed = state.get("incarnation", 0), state.get("severed", False)
         self.prepared = False
+        if unsaved_steps(state):
+            self.fresh = self.severed = True
+            self.requests += 1  # a step is what the next request would have been, and `begin` does not count
 
 
 class SerialEnvs:
     """A list of slots and one step buffer."""
 
-    def __init__(self, factory: EnvFactory, environments: int, groups: int = 1, rules: SlotRules | None = None) -> None:
-        envs = [factory(index, 0) for index in range(environments)]
+    def __init__(
+        self,
+        factory: EnvFactory,
+        environments: int,
+        groups: int = 1,
+        rules: SlotRules | None = None,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.report = report
+        envs = []
+        for index in range(environments):
+            with blamed(index):
+                envs.append(factory(index, 0))
         self.spec = envs[0].spec
         self.groups = group_slices(environments, groups)
         self.buffer = allocate_step(self.spec, environments)
@@ -161,10 +213,36 @@ class SerialEnvs:
     def restore(self, state: dict[str, Any]) -> None:
         for slot, saved in zip(self.slots, state["slots"], strict=True):
             slot.restore(saved)
+        if sentence := too_long_to_restore(state["slots"]):
+            self.report(sentence)
 
     def close(self) -> None:
+        """Close every environment, also after one that fails; that is told unless another error is under way."""
+        under_way, failures = sys.exc_info()[0], []
         for slot in self.slots:
-            slot.env.close()
+            try:
+                with blamed(slot.index):
+                    slot.env.close()
+            except EnvironmentFailed as failure:
+                failures.append(failure)
+        if failures and under_way is None:
+            raise failures[0]
+
+
+def unsaved_steps(slot: dict[str, Any]) -> int:
+    """Steps of the running episode that a slot's state does not hold; 0 if it can be gone on with, or is over."""
+    return 0 if slot["idle"] or slot["fresh"] else int(slot["env"].get("unsaved", 0))
+
+
+def too_long_to_restore(slots: Sequence[dict[str, Any]]) -> str | None:
+    """A sentence about slots whose states lack the episode they were in, if there are any."""
+    steps = {index: count for index, slot in enumerate(slots) if (count := unsaved_steps(slot))}
+    if not steps:
+        return None
+    return (
+        f"the episodes of environments {list(steps)} were too long to be played again (up to {max(steps.values()):,} "
+        "steps); they begin new ones, and nothing is learnt across the gap"
+    )
 
 
 def group_slices(environments: int, groups: int) -> list[slice]:

@@ -29,4 +29,4 @@ def run(experiment: Experiment, session: Session) -> None:
 def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> SerialEnvs:
     sampler = experiment.sampler
     factory = MakeEnv(experiment.env, experiment.run.seed)
-    return SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment))
+    return SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment), report)
