@@ -293,6 +293,17 @@ def test_play_refuses_what_it_cannot_do(complaint, runs, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["x" * 252 + ".gif", "taken.gif", "file/x.gif"])
+def test_a_video_that_cannot_be_written_is_refused_before_a_game_is_played(
+    complaint, runs, tmp_path, monkeypatch, name
+):
+    (tmp_path / "taken.gif").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("phalanx.sampling.evaluator.evaluate", pytest.fail)
+    assert "choose another --video" in complaint("play", str(runs / "a2c-catch"), "--video", str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.gif"]
+
+
 @pytest.mark.parametrize(
     "flags",
     [

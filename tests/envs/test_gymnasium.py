@@ -212,3 +212,48 @@ def test_atari_games_have_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gymnasium, "make", fail)
     with pytest.raises(UserError, match="'ALE/Pong-v5' is an Atari game; use a preset"):
         GymnasiumEnv(GymnasiumConfig(id="ALE/Pong-v5"), np.random.SeedSequence(0))
+
+
+def test_a_replayed_episode_gives_a_sign_of_life_at_every_step(scripted: Any) -> None:
+    env, beats = scripted(length=50), []
+    env.reset(frame_of(env))
+    for _ in range(30):
+        env.step(0, frame_of(env))
+    env.heartbeat = lambda: beats.append(1)
+    env.restore(env.state())
+    assert len(beats) == 30
+
+
+def test_an_episode_too_long_to_be_played_again_is_not_saved(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.envs.gymnasium.LONGEST_REPLAY", 20)
+    env = scripted(length=50)
+    frame = frame_of(env)
+    env.reset(frame)
+    for _ in range(20):
+        env.step(0, frame)
+    assert (len(env.state()["actions"]), env.state()["unsaved"]) == (20, 0)
+    env.step(0, frame)
+    state = env.state()
+    assert (len(state["actions"]), state["unsaved"]) == (0, 21)
+    env._env.unwrapped.actions.clear()
+    env.restore(state)
+    assert env._env.unwrapped.actions == []  # nothing was played again
+    env.reset(frame)
+    assert env.state()["episode"] == state["episode"] + 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 3)])
+def test_a_box_without_numbers_is_refused(scripted: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="which shows nothing"):
+        scripted(spaces.Box(0, 255, shape, np.uint8 if len(shape) == 3 else np.float32))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, SystemExit])
+def test_a_constructor_that_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise error("no\nlicence")
+
+    monkeypatch.setattr(gymnasium, "make", fail)
+    with pytest.raises(UserError, match=f"'Mine-v0' cannot be made: {error.__name__}: no licence$") as raised:
+        GymnasiumEnv(GymnasiumConfig(id="Mine-v0"), np.random.SeedSequence(0))
+    assert isinstance(raised.value.__cause__, error)
