@@ -255,7 +255,7 @@ class TestFirstCheckpoint:
             written.append(steps)
             return write(self, weights, state, steps, *rest)
 
-        assert FIRST_CHECKPOINT_SECONDS < RunConfig().checkpoint_every
+        assert RunConfig().checkpoint_every > FIRST_CHECKPOINT_SECONDS
         monkeypatch.setattr("phalanx.session.FIRST_CHECKPOINT_SECONDS", 0.0)
         monkeypatch.setattr(Checkpoints, "write", noted)
         assert train("a2c-catch", "--topology", "serial", steps=512) == 0

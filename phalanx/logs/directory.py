@@ -21,6 +21,7 @@ from phalanx.types import Progress
 
 OWN_FILES = ("config.json", "metrics.jsonl", "events.log", "not-finite.safetensors", "checkpoints")
 OWN_PREFIXES = (".tmp-", "events.out.tfevents.")
+SLOT = {"env", "idle", "requests", "fresh"}  # what the state of an environment's slot has at least
 FEW_RECORDS = 1 << 16  # bytes of metrics.jsonl: more are of a run whose checkpoints were taken away
 
 
@@ -134,7 +135,8 @@ def check_state(state: Any, environments: int) -> None:
         slots = sampling["envs"]["slots"]
         if not isinstance(sampling["collector"], dict) or not _is_count(sampling["envs"].get("births", 0)):
             raise ValueError("replica.sampling has values of other types")
-        if len(slots) != environments or not all(_is_count(slot.get("incarnation", 0)) for slot in slots):
+        whole = all(SLOT <= set(slot) and _is_count(slot.get("incarnation", 0)) for slot in slots)
+        if len(slots) != environments or not whole:
             raise ValueError(f"replica.sampling does not hold {environments} environments")
     numbers = [seconds, *scores["scores"], *([] if scores["best"] is None else [scores["best"]])]
     if not _is_count(scores["count"]) or not all(type(value) in (int, float) for value in numbers):
