@@ -135,7 +135,7 @@ def check_state(state: Any, environments: int) -> None:
         slots = sampling["envs"]["slots"]
         if not isinstance(sampling["collector"], dict) or not _is_count(sampling["envs"].get("births", 0)):
             raise ValueError("replica.sampling has values of other types")
-        whole = all(SLOT <= set(slot) and _is_count(slot.get("incarnation", 0)) for slot in slots)
+        whole = all(set(slot) >= SLOT and _is_count(slot.get("incarnation", 0)) for slot in slots)
         if len(slots) != environments or not whole:
             raise ValueError(f"replica.sampling does not hold {environments} environments")
     numbers = [seconds, *scores["scores"], *([] if scores["best"] is None else [scores["best"]])]
