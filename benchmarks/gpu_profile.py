@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from phalanx.__main__ import parse_flags
-from phalanx.bench import learn_first, running_replica, speed, warm_up_until
-from phalanx.presets import preset
+from phalanx.bench.machine import learn_first, running_replica, speed, warm_up_until
+from phalanx.config.flags import parse_flags
+from phalanx.config.presets import preset
 from phalanx.probe import resolve_precision
 
 SETTLING, WINDOW = 2.0, 2.0  # seconds

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from contenders import EPSILON, FOREVER, LEARNING_STARTS, NOOPS, REPLAY_SIZE, STACK, Result, answer, parameter_count
-from phalanx import bench
+from phalanx.bench import machine as bench
+from phalanx.bench.emulators import BareEmulators
 from phalanx.config import (
     A2CConfig,
     AtariConfig,
@@ -24,8 +25,7 @@ from phalanx.config import (
     SerialConfig,
     SynchronousConfig,
 )
-from phalanx.emulators import BareEmulators
-from phalanx.presets import preset
+from phalanx.config.presets import preset
 from phalanx.runtime.affinity import usable_cores
 
 EMULATORS = 8  # per process, for the emulator's own limit

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
-from phalanx.learner import gathered
+from phalanx.learning.learner import gathered
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.indexing import PrioritizedIndex
 

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
-from phalanx.logs.background import BackgroundWriter
-from phalanx.logs.checkpoint import Checkpoints
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.storage import TABLES, ring_slices
+from phalanx.runs.background import BackgroundWriter
+from phalanx.runs.checkpoint import Checkpoints
 
 ENVIRONMENTS, HORIZON, BATCH = 16, 4, 32
 BATCHES = 16  # per rollout: each step is learnt from 8 times

@@ -78,7 +78,7 @@ def on_demand(step: Callable[[int], Any], warmup: float, seconds: float, size: f
 def phalanx(game: str, frame: str, envs: int, warmup: float, seconds: float) -> None:
     """Env workers of phalanx, one group for each: without a network nothing is to be hidden behind another."""
     from ourselves import sampling_experiment
-    from phalanx.bench import random_steps
+    from phalanx.bench.machine import random_steps
     from phalanx.sampling.placement import start_workers
 
     workers = start_workers(sampling_experiment(game, frame, envs, groups=1), "cpu", print)
@@ -90,7 +90,7 @@ def phalanx(game: str, frame: str, envs: int, warmup: float, seconds: float) -> 
 
 def emulator(game: str, warmup: float, seconds: float) -> None:
     """Bare emulators on every core."""
-    from phalanx.emulators import BareEmulators
+    from phalanx.bench.emulators import BareEmulators
     from phalanx.runtime.affinity import usable_cores
 
     with BareEmulators(game, usable_cores(), ENVIRONMENTS // usable_cores()) as emulators:

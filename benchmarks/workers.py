@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
+from phalanx.bench.emulators import BareEmulators
 from phalanx.config import AtariConfig
-from phalanx.emulators import BareEmulators
 from phalanx.registry import MakeEnv
 from phalanx.runtime.affinity import core_list
 from phalanx.sampling.processes import ProcessEnvs

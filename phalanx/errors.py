@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,3 +48,9 @@ def require(condition: bool, sentence: str) -> None:
     """Refuse what the user asked for, unless the condition holds."""
     if not condition:
         raise UserError(sentence)
+
+
+def tell(sentence: str) -> None:
+    """Something the user should know, on standard error."""
+    with contextlib.suppress(OSError):  # where nobody can be told, the exit code must do
+        print(f"phalanx: {sentence}", file=sys.stderr, flush=True)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import Experiment, SynchronousConfig
+from phalanx.config import DQNConfig, Experiment, SynchronousConfig
 from phalanx.errors import require
 from phalanx.registry import MakeEnv, make_network
-from phalanx.replay.experience import gigabytes
+from phalanx.replay.experience import frames_on_host, gigabytes
 from phalanx.replay.storage import free_bytes
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.collector import rollout_bytes
+from phalanx.sampling.placement import place
 from phalanx.types import EnvSpec
 
 COPIES = 4  # of the parameters, at most: themselves, their gradient, and two vectors of the update rule
@@ -42,11 +43,6 @@ def sees_images(experiment: Experiment) -> bool:
         return env.spec.is_image
     finally:
         env.close()
-
-
-def default_preset() -> str:
-    """The preset for this kind of machine."""
-    return "pong-fast" if torch.cuda.is_available() else "pong"
 
 
 def has_bfloat16() -> bool:
@@ -89,3 +85,17 @@ def check_room(experiment: Experiment, spec: EnvSpec, device: torch.device) -> N
         f"the rollouts need {gigabytes(rollouts)}{where}, but {gigabytes(free)} are free; lower "
         f"{'sampler.batch' if experiment.sampler.batch else 'sampler.environments or sampler.horizon'}",
     )
+
+
+def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
+    """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
+    where workers have made some. Refuses what fits into no memory."""
+    device = choose_compute(experiment.run).device
+    place(experiment, device.type)
+    if spec is None:
+        env = MakeEnv(experiment.env, experiment.run.seed)(0)
+        spec = env.spec
+        env.close()
+    check_room(experiment, spec, device)
+    if isinstance(experiment.algorithm, DQNConfig):
+        frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)

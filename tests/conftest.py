@@ -8,9 +8,9 @@ import phalanx  # noqa: F401  first: it tells torch's threads to sleep, not spin
 
 import pytest  # isort: skip
 import torch  # isort: skip
-from phalanx.__main__ import main  # isort: skip
+from phalanx.cli.main import main  # isort: skip
 from phalanx.topologies import serial, synchronous  # isort: skip
-from runs import Moody  # isort: skip
+from whole_runs import Moody  # isort: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,7 @@ from phalanx.errors import EnvironmentFailed, RunError, UserError
 from phalanx.runtime.signals import Interrupted
 from phalanx.sampling.serial import SerialEnvs, Slot, SlotRules, allocate_step, blame, too_long_to_restore
 from phalanx.types import Outcome
-from runs import newest
+from whole_runs import newest
 
 
 def leave(code: object) -> Any:

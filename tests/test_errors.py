@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Identity
 from phalanx.errors import RunError
-from phalanx.logs.checkpoint import Checkpoints
-from phalanx.logs.directory import locked
 from phalanx.parameters.local import LocalStore
-from phalanx.replica import OverlappedReplica
+from phalanx.replica.replica import OverlappedReplica
+from phalanx.runs.checkpoint import Checkpoints
+from phalanx.runs.directory import locked
+from phalanx.runs.session import Session
 from phalanx.runtime.signals import Interrupted
-from phalanx.session import Session
-from runs import descendants, nan_reward, newest
+from whole_runs import descendants, nan_reward, newest
 
 
 def nan_observation(step: Any, count: list[int]) -> Any:
@@ -60,7 +60,7 @@ class TestErrors:
         def full(*arguments: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("phalanx.logs.checkpoint.save_file", full)
+        monkeypatch.setattr("phalanx.runs.checkpoint.save_file", full)
         monkeypatch.setattr("phalanx.replay.storage.SAVE_TIMEOUT", 20.0)
         assert train("dqn-catch", *self.MEMORY, steps=30_000) == 1
         assert "No space left on device" in capsys.readouterr().err

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.__main__ import main
+from phalanx.cli.main import main
 from phalanx.config import GymnasiumConfig, SynchronousConfig
+from phalanx.config.presets import preset
 from phalanx.errors import UserError
-from phalanx.presets import preset
 from phalanx.probe import check_room, parameter_count, resolve_precision, rollouts_bytes
 from phalanx.registry import MakeEnv, make_network
-from phalanx.replica import make_replica
+from phalanx.replica.replica import make_replica
 from phalanx.runtime.device import Compute
 from phalanx.topologies import serial
-from runs import ATARI
+from whole_runs import ATARI
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from phalanx.envs.toy import Catch
-from phalanx.logs.checkpoint import Checkpoints
+from phalanx.runs.checkpoint import Checkpoints
 from phalanx.runtime.device import restore_generator
 from phalanx.topologies import serial
-from runs import ATARI, nan_reward, newest, records, same
+from whole_runs import ATARI, nan_reward, newest, records, same
 
 ATARI_A2C = ("a2c", *ATARI)
 OVERLAP = ("--topology.overlap", "True")

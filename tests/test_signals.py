@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import phalanx
-from phalanx.__main__ import main
+from phalanx.cli.main import main
 from phalanx.envs.toy import Catch
-from phalanx.logs import checkpoint
-from runs import ATARI, descendants, newest, records
+from phalanx.runs import checkpoint
+from whole_runs import ATARI, descendants, newest, records
 
 ROOT = Path(phalanx.__file__).parent.parent
 EXIT_SECONDS = 20.0  # under 3 on a quiet machine; a loaded one may take longer

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import phalanx
-from phalanx.__main__ import main
-from runs import descendants, newest, records
+from phalanx.cli.main import main
+from whole_runs import descendants, newest, records
 
 ROOT = Path(phalanx.__file__).parent.parent
 TINY = ("--run.steps", "500", "--topology", "serial")

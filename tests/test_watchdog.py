@@ -17,7 +17,7 @@ import pytest
 import phalanx
 from phalanx.runtime import watchdog
 from phalanx.runtime.watchdog import Watchdog
-from runs import descendants, newest
+from whole_runs import descendants, newest
 
 ROOT = Path(phalanx.__file__).parent.parent
 HANG = """
@@ -58,10 +58,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 TRAIN = """
 import sys
-from phalanx.__main__ import main
-from phalanx.learner import Learner
+from phalanx.cli.main import main
+from phalanx.learning.learner import Learner
 from phalanx.runtime import watchdog
-from phalanx.session import Session
+from phalanx.runs.session import Session
 
 watchdog.OBEYED, learn, start = 0.5, Learner.learn, Session.start
 

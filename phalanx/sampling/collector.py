@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import NotFinite
-from phalanx.logs.metrics import Timing
 from phalanx.runtime.device import Compute, restore_generator
+from phalanx.runtime.timing import Timing
 from phalanx.seams import Policy, VectorEnvs
 from phalanx.types import EnvSpec, EnvStep, Progress, Rollout, torch_dtype
 

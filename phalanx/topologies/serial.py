@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from phalanx.config import Experiment
 from phalanx.registry import MakeEnv
-from phalanx.replica import Replica
+from phalanx.replica.replica import Replica
+from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.placement import slot_rules
 from phalanx.sampling.serial import SerialEnvs
-from phalanx.session import Session
 
 
 def run(experiment: Experiment, session: Session) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.config import Experiment
-from phalanx.replica import make_replica
+from phalanx.replica.replica import make_replica
+from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.placement import start_workers
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.session import Session
 
 
 def run(experiment: Experiment, session: Session) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.__main__ import main
+from phalanx.cli.main import main
 
 
 def last_record(directory: Path, preset: str, *flags: str) -> dict:

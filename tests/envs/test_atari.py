@@ -15,9 +15,9 @@ import pytest
 from ale_py import Action, ALEInterface, ALEState, roms
 
 from phalanx.config import AtariConfig
+from phalanx.config.presets import PAPER_SETTINGS
 from phalanx.envs.atari import BOOTS, AtariEnv, StartStates, emulator, start_states
 from phalanx.errors import UserError
-from phalanx.presets import PAPER_SETTINGS
 from phalanx.types import Outcome
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig, ToyConfig
+from phalanx.config.presets import preset
 from phalanx.errors import NotFinite
-from phalanx.presets import preset
 from phalanx.replay.experience import RESERVE
-from phalanx.replica import make_replica
+from phalanx.replica.replica import make_replica
 from phalanx.runtime.device import choose_compute
 from phalanx.runtime.graphs import record
 from phalanx.topologies import synchronous

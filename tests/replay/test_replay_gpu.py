@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.config import DQNConfig
-from phalanx.learner import gathered
+from phalanx.learning.learner import gathered
 from phalanx.replay import experience
 from phalanx.replay.experience import RESERVE, Replay, make_replay
 from phalanx.runtime import pages

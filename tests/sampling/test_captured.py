@@ -13,8 +13,8 @@ import torch
 from tape import TapeCapturer
 
 from phalanx.config import OptimizerConfig, SynchronousConfig, ToyConfig
-from phalanx.presets import preset
-from phalanx.replica import Replica, make_replica
+from phalanx.config.presets import preset
+from phalanx.replica.replica import Replica, make_replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling import captured
 from phalanx.sampling.captured import CapturedCollector

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.logs.metrics import Timing
 from phalanx.runtime.device import Compute
+from phalanx.runtime.timing import Timing
 from phalanx.sampling.captured import CapturedCollector, Turn
 from phalanx.sampling.collector import Collector
 from phalanx.sampling.serial import allocate_step

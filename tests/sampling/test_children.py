@@ -211,7 +211,7 @@ def test_workers_run_no_stray_code_of_the_current_directory_but_find_environment
         path.parent.mkdir(exist_ok=True)
         path.write_text(stray)
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
-    program = "import sys; sys.path.remove(''); from phalanx.__main__ import entry; entry()"
+    program = "import sys; sys.path.remove(''); from phalanx.cli.main import entry; entry()"
     flags = ["train", "ppo-gym", "--env.id", "mine:Mine-v0", "--topology", "synchronous", "--run.steps", "2048"]
     run = subprocess.run(
         [sys.executable, "-c", program, *flags, "--run.directory", "out"],

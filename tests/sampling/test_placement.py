@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from phalanx.__main__ import main
+from phalanx.cli.main import main
 from phalanx.config import ToyConfig
-from phalanx.presets import preset
+from phalanx.config.presets import preset
 from phalanx.registry import MakeEnv
 from phalanx.sampling import placement
 from phalanx.sampling.placement import place, start_early

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from phalanx.config import AtariConfig, ModelConfig, SerialConfig, SynchronousConfig
-from phalanx.presets import preset
-from phalanx.replica import Replica
+from phalanx.config.presets import preset
+from phalanx.replica.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.topologies import serial, synchronous
 

@@ -1,0 +1,115 @@
+"""What a run would be, in words and numbers, without running it: `phalanx plan`."""
+
+from __future__ import annotations
+
+from phalanx.algorithms.schedules import learning_rate_schedule
+from phalanx.config import AtariConfig, DQNConfig, Experiment, PPOConfig
+from phalanx.config.flags import parse_experiment
+from phalanx.config.presets import PRESETS
+from phalanx.config.stored import difference
+from phalanx.envs.frames import compiled
+from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, rollouts_bytes
+from phalanx.registry import MakeEnv
+from phalanx.replay.experience import replay_bytes
+from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
+from phalanx.runtime.device import choose_compute
+from phalanx.sampling.captured import rows_of_a_launch
+from phalanx.sampling.placement import place, sends_raw_screens
+from phalanx.types import EnvSpec
+
+
+def command(arguments: list[str]) -> int:
+    """Print the plan of a preset with flags."""
+    experiment = parse_experiment("plan", arguments)
+    check_pieces(experiment)
+    print(describe(experiment))
+    return 0
+
+
+def describe(experiment: Experiment) -> str:
+    """Every line of the plan."""
+    asked, experiment = experiment, resolve_precision(experiment)
+    spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
+    lines = [
+        (
+            "preset",
+            f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
+            f"{experiment.topology.name}, {experiment.env.name}",
+        ),
+        *_machine(experiment),
+        *_batches(experiment),
+        *_memory(experiment, spec),
+        *_changes(asked),
+    ]
+    return "\n".join(f"{name:<14} {text}" for name, text in lines)
+
+
+def _machine(experiment: Experiment) -> list[tuple[str, str]]:
+    compute, quota = choose_compute(experiment.run), cgroup_quota()
+    placement = place(experiment, compute.device.type)
+    free = f"{free_memory() / 2**30:.1f} GiB memory free"
+    return [
+        ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
+        ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
+        ("processes", placement.describe()),
+        *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
+    ]
+
+
+def _frames(experiment: Experiment, device: str) -> str:
+    if sends_raw_screens(experiment, device):
+        return "made on the device"
+    if compiled():
+        return "made by compiled code"
+    return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for a faster way"
+
+
+def _batches(experiment: Experiment) -> list[tuple[str, str]]:
+    sampler, algorithm = experiment.sampler, experiment.algorithm
+    rows, compute = sampler.rollout_steps, choose_compute(experiment.run)
+    groups = sampler.groups * place(experiment, compute.device.type).squads
+    together = sampler.environments // groups
+    if compute.graphs and experiment.topology.name != "serial":
+        together = rows_of_a_launch([together] * groups)
+    if isinstance(algorithm, PPOConfig):
+        learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
+    elif isinstance(algorithm, DQNConfig):
+        learning = f"{algorithm.updates_per_rollout(rows):g} updates of {algorithm.batch_size} from replay"
+    else:
+        learning = f"1 update of {rows}"
+    rate = learning_rate_schedule(experiment)
+    return [
+        (
+            "rollout",
+            f"{sampler.environments} environments x {sampler.horizon} steps = {rows} steps, "
+            f"{groups} group(s), inference batches of {together}",
+        ),
+        (
+            "learning",
+            f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> {rate.final:g}",
+        ),
+        ("budget", f"{experiment.run.steps:,} steps = {-(-experiment.run.steps // rows):,} rollouts"),
+    ]
+
+
+def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
+    parameters, rollouts = parameter_count(experiment, spec), rollouts_bytes(experiment, spec)
+    replay = 0
+    if isinstance(experiment.algorithm, DQNConfig):
+        replay = replay_bytes(experiment.algorithm, spec, experiment.sampler.environments)
+    return [
+        ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
+        (
+            "memory",
+            f"rollouts {rollouts / 2**20:.1f} MiB, parameters, gradient and optimiser about "
+            f"{COPIES * 4 * parameters / 2**20:.1f} MiB" + (f", replay {replay / 2**20:,.1f} MiB" if replay else ""),
+        ),
+    ]
+
+
+def _changes(experiment: Experiment) -> list[tuple[str, str]]:
+    if experiment.preset not in PRESETS:
+        return []
+    changes = difference(experiment, PRESETS[experiment.preset][1].settled())
+    changes.pop("preset", None)
+    return [("changed", f"{name}: {old} -> {new}") for name, (old, new) in changes.items()] or [("changed", "nothing")]

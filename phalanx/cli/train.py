@@ -1,0 +1,62 @@
+"""`phalanx train` and `phalanx resume`: from a command line to a session that runs a topology."""
+
+from __future__ import annotations
+
+from phalanx.cli.directories import named_run
+from phalanx.config.experiment import Experiment
+from phalanx.config.flags import parse_experiment, parse_flags
+from phalanx.errors import UserError, tell
+
+FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
+"""Values that a resumed run cannot change."""
+
+
+def train(arguments: list[str]) -> int:
+    experiment = parse_experiment("train", arguments)
+    from phalanx.sampling.placement import start_early
+
+    early = start_early(experiment, tell)
+    try:
+        from phalanx.probe import check_pieces, resolve_precision
+        from phalanx.registry import topology
+        from phalanx.runs.directory import locked, new_directory, run_checkpoints
+        from phalanx.runs.session import Session
+        from phalanx.runtime.device import choose_compute
+
+        check_pieces(experiment, None if early is None else early.spec.seen)
+        if early is not None and choose_compute(experiment.run).device.type != "cuda":
+            early.close()  # torch cannot use the GPU: they would only be in the way
+            early = None
+        experiment = resolve_precision(experiment)
+        directory = new_directory(experiment)
+        checkpoints = run_checkpoints(experiment, directory, tell)
+        with locked(directory):
+            return Session(experiment, directory, checkpoints, early=early).run(topology(experiment))
+    finally:
+        if early is not None:
+            early.close()
+
+
+def resume(arguments: list[str]) -> int:
+    directory, flags = named_run("resume", arguments)
+    from phalanx.config.stored import difference, load
+    from phalanx.registry import topology
+    from phalanx.runs.directory import locked, run_checkpoints
+    from phalanx.runs.session import Session
+
+    saved = load(directory / "config.json")
+    experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
+    for name, (old, _) in difference(experiment, saved).items():
+        if name.startswith((*FIXED_ON_RESUME, *fixed_by(saved))):
+            raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
+    checkpoints = run_checkpoints(experiment, directory, tell)
+    with locked(directory):
+        loaded = checkpoints.load()
+        return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
+
+
+def fixed_by(saved: Experiment) -> list[str]:
+    """Further values that a resumed run cannot change: they shape what its checkpoints hold."""
+    kept = ["sampler.batch"]  # the horizon that followed from it is kept, and would win
+    kept += ["sampler.horizon"] if getattr(saved.topology, "overlap", False) else []
+    return kept + (["algorithm.prioritized"] if getattr(saved.algorithm, "checkpoint_replay", False) else [])

@@ -1,0 +1,157 @@
+"""What an experiment must not be: each check refuses values that do not fit together, in one sentence that says what to
+do. `Experiment.validate` runs them before anything else happens. The bounds of a number stand beside it in `config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_type_hints
+
+from phalanx.config.bounds import bounds_of
+from phalanx.config.experiment import (
+    A2CConfig,
+    AtariConfig,
+    C51Config,
+    DQNConfig,
+    Experiment,
+    PPOConfig,
+    SynchronousConfig,
+    nearest_divisor,
+)
+from phalanx.config.stored import require_choice
+from phalanx.errors import require
+
+LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
+
+
+def check(experiment: Experiment) -> None:
+    """Every check of values that are within their bounds, or a UserError from the first that fails."""
+    _choices(experiment)
+    for one in (_atari, _sampler, _algorithm, _overlap, _optimizer, _model):
+        one(experiment)
+
+
+def _choices(part: Any, prefix: str = "") -> None:
+    """Values that are one of a few words; files and flags are checked as they are read, but not values made in code."""
+    hints = get_type_hints(type(part))
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            _choices(value, f"{prefix}{field.name}.")
+        else:
+            require_choice(hints[field.name], value, f"{prefix}{field.name}")
+
+
+def check_bounds(part: Any, prefix: str = "") -> None:
+    """Every number is within the bounds beside its field; none, where a field may be empty, is."""
+    for field in dataclasses.fields(part):
+        value, bounds, name = getattr(part, field.name), bounds_of(field), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            check_bounds(value, f"{name}.")
+        elif bounds is not None and value is not None:
+            require(bounds.admit(value), f"{name} is {value}, but must be {bounds}")
+
+
+def _atari(experiment: Experiment) -> None:
+    env = experiment.env
+    if not isinstance(env, AtariConfig):
+        return
+    require(env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
+    require(env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
+    require(env.color == "gray" or env.frame == "84x84", "env.color rgb needs env.frame 84x84")
+
+
+def _sampler(experiment: Experiment) -> None:
+    sampler = experiment.sampler
+    require(sampler.horizon > 0, "sampler.horizon is 0, which needs sampler.batch; give one of them")
+    require(
+        sampler.environments % sampler.groups == 0,
+        f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
+        f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
+    )
+
+
+def _algorithm(experiment: Experiment) -> None:
+    algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps
+    if isinstance(algorithm, PPOConfig):
+        require(
+            rows % algorithm.minibatches == 0,
+            f"a rollout of {rows} steps ({experiment.sampler.environments} environments x "
+            f"{experiment.sampler.horizon}) does not divide into {algorithm.minibatches} minibatches; "
+            f"choose a divisor of {rows}, such as {nearest_divisor(rows, algorithm.minibatches)}",
+        )
+    if isinstance(algorithm, A2CConfig):
+        require(
+            algorithm.log_floor == 0 or algorithm.log_floor >= LEAST_EPSILON,
+            f"algorithm.log_floor is {algorithm.log_floor}, too little for float32; use 0 or at least {LEAST_EPSILON}",
+        )
+    if isinstance(algorithm, C51Config):
+        _grid(algorithm)
+    if isinstance(algorithm, DQNConfig):
+        _replay(algorithm, rows, experiment.sampler.environments, experiment.env.stack)
+
+
+def _grid(algorithm: C51Config) -> None:
+    low, high, atoms = algorithm.v_min, algorithm.v_max, algorithm.atoms
+    require(low < high, "algorithm.v_min must be less than algorithm.v_max")
+    # float32 has 24 bits: with fewer than 4 of them for a step, points would be far from even, or fall together
+    apart = (high - low) / (atoms - 1) >= max(abs(low), abs(high)) * 2**-20
+    require(apart, f"{atoms} points from {low:g} to {high:g} are too close for float32; lower algorithm.atoms")
+
+
+def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> None:
+    updates = algorithm.updates_per_rollout(rows)
+    whole = sorted({max(1, int(updates)), int(updates) + 1})
+    require(
+        updates >= 1 and updates == int(updates),
+        f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
+        f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
+        f"{' and '.join(f'{count * algorithm.batch_size / rows:.9g}' for count in whole)}",
+    )
+    least = max(rows // environments, algorithm.n_step + max(stack, 8) + 1)
+    require(
+        algorithm.replay_size // environments >= least,
+        f"algorithm.replay_size {algorithm.replay_size} leaves too little history for each of {environments} "
+        f"environments; use at least {environments * max(least, 64)}",
+    )
+    require(
+        algorithm.learning_starts <= algorithm.replay_size,
+        "algorithm.learning_starts must not exceed algorithm.replay_size",
+    )
+
+
+def _overlap(experiment: Experiment) -> None:
+    overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
+    if overlap and isinstance(experiment.algorithm, A2CConfig):
+        require(
+            experiment.algorithm.importance,
+            "topology.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
+        )
+
+
+def _optimizer(experiment: Experiment) -> None:
+    optimizer = experiment.optimizer
+    adds_up = optimizer.rule == "adagrad" and optimizer.initial_accumulator > 0  # what it begins with never fades
+    require(
+        optimizer.epsilon >= LEAST_EPSILON or optimizer.rule == "sgd" or adds_up,
+        f"optimizer.epsilon is {optimizer.epsilon}, but {optimizer.rule} divides by it where a gradient is 0; use at "
+        f"least {LEAST_EPSILON}, such as 1e-8",
+    )
+    require(
+        optimizer.batch_scaling == "none" or optimizer.reference_batch > 0,
+        f"optimizer.batch_scaling {optimizer.batch_scaling} needs optimizer.reference_batch greater than 0",
+    )
+    if optimizer.final_learning_rate is not None and optimizer.schedule_length == 0:
+        require(
+            optimizer.schedule_clock == "steps",
+            f"optimizer.schedule_clock {optimizer.schedule_clock} needs optimizer.schedule_length greater than 0",
+        )
+
+
+def _model(experiment: Experiment) -> None:
+    env, model = experiment.env, experiment.model
+    if isinstance(env, AtariConfig):
+        require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

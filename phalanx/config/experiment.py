@@ -1,0 +1,436 @@
+"""The experiment as a value: frozen dataclasses that say everything a run depends on.
+
+A preset is an Experiment; flags change fields of it; `config.json` in the run directory is it, saved (see `stored`).
+Derived values are properties, so that nothing is written down twice. The bounds of a number stand beside it. `validate`
+refuses what is outside of them, and what does not fit together (see `checks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from phalanx.config.bounds import number
+from phalanx.errors import require
+
+Clock = Literal["steps", "updates", "episodes"]
+
+STEPS = 10**15
+"""More than any run takes; times the frames of a step it still fits 64 bits."""
+ROLLOUT = 10**12
+"""Steps that fit no memory; numbers up to it are divided into parts in a moment."""
+LARGE = 1e38
+"""About the largest number that float32 holds."""
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """An Atari 2600 game on the Arcade Learning Environment."""
+
+    game: str = "pong"
+    """ROM name, e.g. pong, breakout, space_invaders."""
+    frame: Literal["84x84", "104x80"] = "84x84"
+    """84x84: area resize of the whole screen. 104x80: one row off top and bottom, then the mean of each 2x2 pixels."""
+    color: Literal["gray", "rgb"] = "gray"
+    """Gray luminance, or three colour channels."""
+    stack: int = number(4, least=1, most=254)
+    """Frames the policy sees at once; frames before the start of an episode count as zeros."""
+    skip: int = number(4, least=1, most=1_000)
+    """Emulator frames an action is held for."""
+    skip_min: int = number(4, least=1, most=1_000)
+    """Lower than `skip`: the number of frames is drawn uniformly from skip_min..skip at each step."""
+    max_pool: bool = True
+    """Show the pixel-wise maximum of the last two frames, so that flickering sprites stay visible."""
+    noop_max: int = number(30, least=0, most=10_000)
+    """An episode starts after a uniform number of 0..noop_max frames without action."""
+    noop_min: int = number(0, least=0, most=10_000)
+    """Lower end of the number of frames without action."""
+    episodic_life: bool = False
+    """End the episode (not the game) when a life is lost."""
+    fire_on_reset: bool = False
+    """At the start and after each lost life a frame each of NOOP, FIRE and, where it exists, UP."""
+    sticky: float = number(0.0, least=0, below=1)
+    """Probability that the emulator repeats the last action instead of the new one, per frame."""
+    reward: Literal["sign", "clip", "raw"] = "sign"
+    """The reward learnt from: its sign, clipped to [-1, 1], or as it is. Scores are always raw."""
+    max_steps: int = number(27_000, least=0, most=STEPS)
+    """Truncate a game after so many agent steps; 0 means never."""
+    full_actions: bool = False
+    """All 18 actions instead of the game's minimal set."""
+
+    @property
+    def name(self) -> str:
+        return self.game
+
+
+@dataclass(frozen=True)
+class GymnasiumConfig:
+    """Any Gymnasium environment with discrete actions and a Box observation."""
+
+    id: str = "CartPole-v1"
+    """Registered name, as for gymnasium.make."""
+    stack: int = number(1, least=1, most=254)
+    """Observations the policy sees at once."""
+    max_steps: int = number(0, least=0, most=STEPS)
+    """Truncate after so many steps; 0 keeps the environment's own limit."""
+    reward: Literal["sign", "clip", "raw"] = "raw"
+    """The reward learnt from: its sign, clipped to [-1, 1], or as it is."""
+
+    @property
+    def name(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Tiny environments of phalanx itself, for tests and first steps."""
+
+    name: Literal["catch", "identity", "counter"] = "catch"
+    """catch: a ball falls on a 10x5 board. identity: repeat the number shown. counter: counts steps, for checks."""
+    stack: int = number(1, least=1, most=254)
+    """Frames the policy sees at once."""
+    length: int = number(16, least=1, most=1_000_000)
+    """Episode length of identity and counter; `counter` truncates every second episode."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network."""
+
+    torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"] = "nature"
+    """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
+    padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling. residual: 32-64
+    with residual blocks besides, for a GPU. mlp: two hidden layers."""
+    hidden: int = number(0, least=0, most=1_000_000)
+    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64)."""
+    width: int = number(1, least=1, most=1_000)
+    """Times the convolutions' filters."""
+    padding: bool = False
+    """Pad later convolutions by 1, as the 104x80 networks of Stooke & Abbeel do."""
+    first_stride: int = number(4, least=1, most=4)
+    """Stride of the first convolution of ga3c-large (4 to 1)."""
+    init: Literal["orthogonal", "normc", "fan-in", "ba3c"] = "orthogonal"
+    """orthogonal: gains sqrt 2, .01, 1. normc: Glorot convolutions and normalised columns (Stooke). fan-in: uniform
+    +-1/sqrt(fan-in), biases too (PAAC, GA3C). ba3c: truncated normal .03, uniform unit scaling 1.43."""
+    scale: Literal["unit", "centred"] = "unit"
+    """Pixels to [0, 1], or to [-1, 1) as GA3C does."""
+
+
+@dataclass(frozen=True)
+class A2CConfig:
+    """Advantage actor-critic: one gradient step on each rollout."""
+
+    discount: float = number(0.99, above=0, most=1)
+    """Discount factor per agent step."""
+    gae_lambda: float = number(1.0, least=0, most=1)
+    """1 gives n-step returns."""
+    value_coef: float = number(0.25, least=0, most=1e6)
+    """Weight of the squared value error."""
+    entropy_coef: float = number(0.01, least=0, most=1e6)
+    """Weight of the entropy bonus."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """How the loss is reduced over the batch."""
+    loss_scale: float = number(1.0, above=0, most=1e6)
+    """Factor on the whole loss (PAAC: 5)."""
+    normalize_advantage: bool = False
+    """Zero mean and unit deviation of advantages within a rollout."""
+    importance: bool = False
+    """Weight each step by min(1, pi / pi_collected), for rollouts that are learnt from one rollout late."""
+    log_floor: float = number(0.0, least=0, most=1)
+    """Added to probabilities inside logarithms (GA3C 1e-6); 0 uses log-softmax."""
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation: several epochs of minibatches with a clipped ratio."""
+
+    discount: float = number(0.99, above=0, most=1)
+    """Discount factor per agent step."""
+    final_discount: float | None = number(None, above=0, most=1)
+    """Discount at the end of its schedule, reached linearly: a short sight learns faster, a long one better."""
+    discount_length: int = number(0, least=0, most=STEPS)
+    """Steps of that schedule; 0 means until run.steps."""
+    gae_lambda: float = number(0.95, least=0, most=1)
+    """Trade-off of bias and variance of advantages."""
+    epochs: int = number(4, least=1, most=10_000)
+    """Passes over each rollout."""
+    minibatches: int = number(4, least=1, most=ROLLOUT)
+    """Parts a rollout is shuffled into."""
+    clip: float = number(0.1, above=0, most=1e6)
+    """The ratio is clipped to 1 +- clip."""
+    final_clip: float | None = number(None, least=0, most=1e6)
+    """Clip at the end of the run; None keeps it constant."""
+    value_clip: bool = False
+    """Clip the value's move in the same way."""
+    value_coef: float = number(0.5, least=0, most=1e6)
+    """Weight of the squared value error (halved in the loss)."""
+    entropy_coef: float = number(0.01, least=0, most=1e6)
+    """Weight of the entropy bonus."""
+    normalize_advantage: bool = True
+    """Zero mean and unit deviation of advantages within a minibatch."""
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Deep Q-learning from a replay memory, with its later improvements as flags."""
+
+    discount: float = number(0.99, above=0, most=1)
+    """Discount factor per agent step."""
+    n_step: int = number(1, least=1, most=10_000)
+    """Steps of reward summed before bootstrapping."""
+    double: bool = False
+    """Choose the next action by the learnt network, value it by the target network."""
+    dueling: bool = False
+    """Separate streams for the state's value and the actions' advantages; their gradient is scaled by 1/sqrt 2."""
+    batch_size: int = number(32, least=1, most=1_000_000)
+    """Transitions per gradient step."""
+    intensity: float = number(8.0, above=0, most=1e6)
+    """Uses of each collected step on average: fixes the number of updates per rollout."""
+    replay_size: int = number(1_000_000, least=1, most=ROLLOUT)
+    """Steps remembered over all environments."""
+    learning_starts: int = number(50_000, least=0, most=ROLLOUT)
+    """Steps collected before the first update."""
+    target_every: int = number(10_000, least=1, most=STEPS)
+    """Ticks of `target_clock` between two refreshes of the target network."""
+    target_clock: Clock = "steps"
+    """What `target_every` counts."""
+    huber: float = number(1.0, above=0, most=LARGE)
+    """Errors beyond this count linearly; DQN only."""
+    epsilon_start: float = number(1.0, least=0, most=1)
+    """Share of random actions at the start."""
+    epsilon_final: float = number(0.1, least=0, most=1)
+    """Share of random actions at the end of the schedule."""
+    epsilon_length: int = number(1_000_000, least=0, most=STEPS)
+    """Agent steps of the epsilon schedule."""
+    epsilon_spread: float = number(0.0, least=0, most=1_000)
+    """Greater than 0: environment i of n explores with epsilon ** (1 + spread * i / (n - 1)), as in Ape-X."""
+    epsilon_eval: float = number(0.05, least=0, most=1)
+    """Share of random actions in evaluation."""
+    prioritized: bool = False
+    """Draw transitions by the size of their last error instead of uniformly."""
+    priority_exponent: float = number(0.6, least=0, most=1)
+    """0 draws uniformly, 1 in proportion to the error."""
+    importance_start: float = number(0.4, least=0, most=1)
+    """Exponent of the importance weights at the start; it grows linearly to 1."""
+    importance_length: int = number(50_000_000, least=0, most=STEPS)
+    """Agent steps until the exponent is 1."""
+    new_priority: Literal["max", "one"] = "max"
+    """Priority of new transitions: the greatest seen so far, or 1."""
+    checkpoint_replay: bool = False
+    """Write the memory into checkpoints: resuming is then exact, at the price of disk space."""
+
+    def updates_per_rollout(self, rollout_steps: int) -> float:
+        # rounded, so that an intensity such as 0.333333333 can mean a third
+        return round(self.intensity * rollout_steps / self.batch_size, 3)
+
+
+@dataclass(frozen=True)
+class C51Config(DQNConfig):
+    """Categorical DQN: the distribution of returns on a fixed grid. With flags it is eps-Rainbow."""
+
+    atoms: int = number(51, least=2, most=4_096)
+    """Points of the grid."""
+    v_min: float = number(-10.0, least=-1e9, most=1e9)
+    """Smallest return on the grid."""
+    v_max: float = number(10.0, least=-1e9, most=1e9)
+    """Greatest return on the grid."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule of the parameter store."""
+
+    rule: Literal["rmsprop", "rmsprop-inside", "adam", "adam-tf", "adagrad", "sgd"] = "adam"
+    """rmsprop: torch's form. rmsprop-inside: epsilon inside the root (TensorFlow, Lasagne). adam: torch's form.
+    adam-tf: epsilon added before bias correction. adagrad; sgd with momentum."""
+    learning_rate: float = number(2.5e-4, above=0, most=LARGE)
+    """Step size at the start."""
+    batch_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """How the learning rate follows the steps of a rollout, when they differ from `reference_batch`."""
+    reference_batch: int = number(0, least=0, most=ROLLOUT)
+    """Steps of a rollout that `learning_rate` is meant for, with `batch_scaling`."""
+    final_learning_rate: float | None = number(None, least=0, most=LARGE)
+    """Step size at the end of the schedule, reached linearly; None keeps it constant."""
+    schedule_length: int = number(0, least=0, most=STEPS)
+    """Length of the schedule on its clock; 0 means until run.steps (clock `steps` only)."""
+    schedule_clock: Clock = "steps"
+    """What the schedule counts: agent steps, updates, or finished games."""
+    epsilon: float = number(1e-5, least=0, most=1e6)
+    """Guard of the denominator."""
+    decay: float = number(0.99, least=0, below=1)
+    """RMSProp: decay of the squared gradient."""
+    initial_accumulator: float = number(0.0, least=0, most=1e6)
+    """RMSProp and AdaGrad: first value of the accumulator (TensorFlow's RMSProp: 1)."""
+    beta1: float = number(0.9, least=0, below=1)
+    """Adam: decay of the mean gradient."""
+    beta2: float = number(0.999, least=0, below=1)
+    """Adam: decay of the squared gradient."""
+    momentum: float = number(0.0, least=0, below=1)
+    """SGD: momentum."""
+    clip: Literal["none", "global", "average"] = "global"
+    """global: rescale to an L2 norm of at most clip_norm. average: the same per tensor with norm / size (BA3C)."""
+    clip_norm: float = number(0.5, above=0, most=math.inf)
+    """Threshold of the clip."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How experience is collected."""
+
+    environments: int = number(16, least=1, most=1_000_000)
+    """Simulators in all."""
+    horizon: int = number(5, least=0, most=1_000_000)
+    """Steps each environment takes per rollout; 0 means that they follow from `batch`."""
+    batch: int = number(0, least=0, most=ROLLOUT)
+    """Steps of a rollout over all environments, where `horizon` is 0: it stays while environments are added."""
+    groups: int = number(1, least=1, most=1_000_000)
+    """1: all environments step together (PAAC). 2: two alternate, one simulates while the other is served."""
+    squads: int = number(1, least=0, most=10_000)
+    """Workers wait for each other within a squad only. Each squad has groups of its own, and whichever is ready is
+    served: good where cores differ in speed and inference is cheap. Where workers or environments do not divide, the
+    next smaller number that does is taken. 0: every worker is a squad."""
+    decorrelation: int = number(0, least=0, most=1_000_000_000)
+    """Each environment takes a random number of random actions, up to this, before learning starts."""
+    resets: Literal["swap", "wait"] = "swap"
+    """swap: the next episode begins at once, from a start prepared ahead. wait: a finished environment
+    idles, masked, until the rollout ends, and prepares its reset while the learner works (Stooke & Abbeel)."""
+    workers: int = number(0, least=0, most=10_000)
+    """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
+    workers_per_core: int = number(1, least=1, most=100)
+    """Where `workers` is 0 and there is a GPU, so many workers fit a core. With 2 the system moves what waits for a
+    slow core to a fast one; with 1 environments move (`balance`), which needs more of them."""
+    pin: bool = True
+    """Pin each worker to a core where there are enough; more workers than that share the cores, all but the owner's. An
+    owner with a core of its own keeps to it."""
+    balance: float = number(1.0, least=0, most=1e9)
+    """Seconds until the first look at how busy the workers are; later ones are up to eight times as rare. Atari
+    environments then move from slow cores to fast ones, unless workers share cores. 0 means never."""
+    step_timeout: float = number(60.0, above=0, most=math.inf)
+    """Seconds without a finished group, and in a worker without a single step of an environment, after which the worker
+    is killed and replaced; twice as many at most."""
+    max_deaths: int = number(1_000, least=0, most=1_000_000_000)
+    """Workers that may die within an hour before the run ends."""
+    max_deaths_in_a_row: int = number(10, least=0, most=1_000_000_000)
+    """Times a worker may die in a row, without a step between two deaths, before the run ends."""
+
+    @property
+    def rollout_steps(self) -> int:
+        return self.environments * self.horizon
+
+
+@dataclass(frozen=True)
+class SerialConfig:
+    """Everything in one process: the oracle every other topology is tested against."""
+
+    name: Literal["serial"] = "serial"
+    """The topology."""
+
+
+@dataclass(frozen=True)
+class SynchronousConfig:
+    """Environments in worker processes, one replica of the model, lock step: on-policy with lag zero."""
+
+    name: Literal["synchronous"] = "synchronous"
+    """The topology."""
+    overlap: bool = False
+    """Learn from the last rollout while the next is collected: the policy lag is exactly one rollout."""
+    raw_screens: bool = True
+    """With a GPU, Atari workers publish raw screens, and the frames are made on the device."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: its budget, place, seed and record keeping."""
+
+    name: str = ""
+    """Directory under `directory`; empty makes one of preset, environment and seed. An existing one is refused."""
+    directory: str = "runs"
+    """Where runs live."""
+    steps: int = number(10_000_000, least=1, most=STEPS)
+    """Stop after so many agent steps."""
+    seconds: float = number(0.0, least=0, most=math.inf)
+    """Stop after so much time in this session; 0 means no limit."""
+    target_score: float | None = number(None, least=-LARGE, most=LARGE)
+    """Stop when the mean raw score of the last 100 games reaches this."""
+    seed: int = number(0, least=0, most=2**63 - 1)
+    """Seed of environments, network and sampling."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto takes a GPU if there is one."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 runs the network under autocast; parameters and losses stay float32. auto: bfloat16 on a GPU, and on a
+    CPU with instructions for it where observations are images; float32 otherwise, and always on `serial`."""
+    graphs: bool = True
+    """On a GPU, capture inference and updates as CUDA graphs; off runs the same work eagerly."""
+    tf32: bool = False
+    """On a GPU, allow TF32 in float32 matrix products and convolutions."""
+    threads: int = number(0, least=0, most=4_096)
+    """Torch threads of the owner; 0 means every core the process may use, and one with a GPU."""
+    log_every: float = number(5.0, above=0, most=1e9)
+    """Seconds between two records in metrics.jsonl."""
+    checkpoint_every: float = number(300.0, least=0, most=math.inf)
+    """Seconds between two checkpoints; one is always written at the end."""
+    checkpoint_updates: int = number(0, least=0, most=STEPS)
+    """Also write one after every so many updates; 0 means by time only."""
+    keep_checkpoints: int = number(3, least=1, most=1_000_000)
+    """Newest checkpoints kept; the one with the best score is kept besides."""
+    eval_every: int = number(0, least=0, most=STEPS)
+    """Agent steps between two evaluations during training; 0 means none."""
+    eval_games: int = number(10, least=1, most=1_000_000)
+    """Games per evaluation."""
+
+
+EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
+AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
+TopologyConfig = SerialConfig | SynchronousConfig
+TOPOLOGIES = {"serial": SerialConfig, "synchronous": SynchronousConfig}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An algorithm on a topology, with everything they need."""
+
+    preset: str = "custom"
+    """The preset this experiment was made from."""
+    env: EnvConfig = field(default_factory=AtariConfig)
+    """The environment."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
+    algorithm: AlgorithmConfig = field(default_factory=A2CConfig)
+    """What is learnt."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How gradients are applied."""
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """How experience is collected."""
+    topology: TopologyConfig = field(default_factory=SerialConfig)
+    """How the pieces run."""
+    run: RunConfig = field(default_factory=RunConfig)
+    """Budget, place, seed, records."""
+
+    def settled(self) -> Experiment:
+        """The same with values that follow from others filled in: the horizon of a fixed batch."""
+        sampler = self.sampler
+        if sampler.horizon or not sampler.batch:
+            return self
+        require(
+            sampler.batch % sampler.environments == 0,
+            f"a batch of {sampler.batch} steps does not divide among {sampler.environments} environments; choose a "
+            f"divisor of {sampler.batch}, such as {nearest_divisor(sampler.batch, sampler.environments)}",
+        )
+        horizon = sampler.batch // sampler.environments
+        return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
+
+    def validate(self) -> Experiment:
+        """Itself, settled, or a UserError that says which values do not fit together."""
+        from phalanx.config.checks import check, check_bounds
+
+        check_bounds(self)  # first, as numbers without bounds can take hours to divide
+        experiment = self.settled()
+        check(experiment)
+        return experiment
+
+
+def nearest_divisor(value: int, wish: int) -> int:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    return min((*small, *(value // d for d in reversed(small))), key=lambda d: abs(d - wish))

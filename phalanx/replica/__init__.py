@@ -1,0 +1,1 @@
+"""A replica: one model with everything that feeds it and learns from it."""

@@ -1,0 +1,361 @@
+"""The command line: what it promises to show, and that every mistake is one sentence without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx
+from phalanx.bench import machine as bench
+from phalanx.cli.main import main
+from phalanx.config.presets import PRESETS
+from phalanx.errors import UserError
+
+ROOT = Path(phalanx.__file__).parent.parent
+TINY = ("--run.steps", "500", "--topology", "serial")
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m phalanx ...` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A directory with two tiny trained runs."""
+    directory = tmp_path_factory.mktemp("runs")
+    for name in ("a2c-catch", "dqn-catch"):
+        assert main(["train", name, *TINY, "--run.directory", str(directory), "--run.name", name]) == 0
+    return directory
+
+
+@pytest.fixture
+def complaint(capsys):
+    """Run a command that must fail with exit code 2; its one line on stderr."""
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("phalanx: ")
+        assert error.count("\n") == 1
+        return error
+
+    return run
+
+
+def test_without_a_command_it_explains_itself(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("train", "resume", "eval", "play", "bench", "plan", "presets"))
+
+
+def test_presets_lists_each_with_its_text(capsys):
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["default", *PRESETS]
+    assert all(text in line for line, (text, _) in zip(lines[1:], PRESETS.values(), strict=True))
+
+
+def test_plan_shows_what_would_run_and_what_was_changed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--env.game", "breakout", "--algorithm.epochs", "3", "--sampler.workers", "2", "--sampler.groups", "2"]
+    assert main(["plan", "ppo", *flags]) == 0
+    lines: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        lines.setdefault(line.split()[0], []).append(line)
+    assert "ppo: PPO on synchronous, breakout" in lines["preset"][0]
+    assert "2 env workers x 4 environments" in lines["processes"][0]
+    assert "8 environments x 256 steps = 2048 steps" in lines["rollout"][0]
+    assert "inference batches of 4" in lines["rollout"][0]
+    assert "3 epochs x 4 minibatches of 512" in lines["learning"][0]
+    assert "MiB" in lines["memory"][0]
+    assert any("env.game: pong -> breakout" in line for line in lines["changed"])
+    assert any("algorithm.epochs: 4 -> 3" in line for line in lines["changed"])
+    assert not list(tmp_path.iterdir())  # nothing was run
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_plan_says_how_frames_are_made(compiler, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.cli.plan.compiled", lambda: object() if compiler else None)
+    assert main(["plan", "a2c"]) == 0
+    assert ("made by compiled code" if compiler else "made by numpy") in capsys.readouterr().out
+    assert main(["plan", "a2c-catch"]) == 0
+    assert "frames  " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith(("-catch", "-gym")) or name == "dqn"])
+def test_plan_of_an_unchanged_preset(name, capsys):
+    assert main(["plan", name]) == 0
+    shown = capsys.readouterr().out
+    assert "changed        nothing" in shown
+    assert ("replay" in shown.split("memory  ")[1]) == (not name.startswith(("a2c", "ppo")))
+
+
+def test_the_topology_is_swapped_by_its_name(capsys):
+    assert main(["plan", "a2c-catch", "--topology", "synchronous", "--sampler.workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "A2C on synchronous" in shown
+    assert "1 env workers x 8" in shown
+    assert "topology.name: serial -> synchronous" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean train"),
+        (["train"], "name a preset"),
+        (["resume"], "name a run directory"),
+        (["plan", "pppo"], "unknown preset 'pppo'; did you mean ppo"),
+        (["train", "a2c", "--env.game", "breakot"], "unknown game 'breakot'; did you mean breakout"),
+        (["train", "a2c-catch", "--topology", "synchron"], "unknown topology 'synchron'; did you mean synchronous"),
+        (["train", "a2c-gym", "--env.id", "CartPol-v1"], "unknown Gymnasium environment 'CartPol-v1'; did you mean"),
+        (["train", "a2c-gym", "--env.id", "Pendulum-v1"], "only discrete actions are supported"),
+        (["train", "a2c-gym", "--env.id", "FrozenLake-v1"], "only Box observations are supported"),
+        (["train", "ppo-catch", "--algorithm.minibatches", "7"], "does not divide into 7 minibatches"),
+        (["train", "a2c-catch", "--sampler.groups", "3"], "8 environments do not divide into 3 groups"),
+        (["train", "a2c-catch", "--run.device", "gpu"], "is no device"),
+        (["train", "a2c-catch", "--run.seed", "-1"], "run.seed is -1"),
+        (["train", "a2c-gym", "--model.torso", "nature"], "nature"),
+        (
+            ["train", "a2c-catch", "--topology", "synchronous", "--sampler.workers", "3"],
+            "8 environments do not divide among 3 workers; use --sampler.workers 2 or --sampler.environments 9",
+        ),
+        (["train", "dqn-catch", "--algorithm.replay-size", "100000000000"], "algorithm.replay_size"),
+        (["plan", "dqn-catch", "--algorithm.replay-size", "100000000000"], "algorithm.replay_size"),
+        (
+            ["train", "dqn-catch", "--algorithm.replay-size", "600", "--env.stack", "100"],
+            "algorithm.replay_size 600 leaves too little history",
+        ),
+        (["train", "a2c-catch", "--run.device", "mps"], "is no device phalanx knows; use cpu"),
+        (["train", "a2c-catch", "--run.seed", "99999999999999999999999"], "run.seed is"),
+        (["train", "a2c-gym", "--env.id", "a:b:c"], "cannot be made"),
+        (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
+        (["bench", "sampling", "--seconds", "inf"], "--seconds is inf, but must be greater than 0, and finite"),
+        (["bench", "training", "a2c-catch", "--game", "pong"], "--game needs an Atari preset"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(complaint, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in complaint(*arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--env.idd", "x"), "--env.id"),
+        (("--sampler.horizon", "many"), "--sampler.horizon"),
+        (("--optimizer.rule", "lamb"), "--optimizer.rule"),
+    ],
+)
+def test_an_unknown_flag_or_value_names_the_right_one(capsys, flags, words):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "a2c-gym", *flags])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "sampling", "--repeats", "0"],
+        ["bench", "training", "--seconds", "-1"],
+        ["bench", "gpu", "--seconds", "0"],
+        ["eval", "nowhere", "--seed", "-1"],
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(complaint, arguments):
+    assert f"{arguments[-2]} is {arguments[-1]}, but must" in complaint(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "game"), [([], "breakout"), (["--env.game", "pong"], "pong"), (["--game", "freeway"], "freeway")]
+)
+def test_bench_measures_the_game_it_is_told(monkeypatch, capsys, flags, game):
+    monkeypatch.setattr(bench, "training", lambda experiment, seconds, repeats: {"env": experiment.env.name})
+    assert main(["bench", "training", "a2c", "--run.precision", "float32", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out) == {"env": game}
+
+
+def test_an_existing_run_is_refused_and_left_alone(complaint, runs):
+    before = (runs / "a2c-catch/metrics.jsonl").read_bytes()
+    words = complaint("train", "ppo-catch", *TINY, "--run.directory", str(runs), "--run.name", "a2c-catch")
+    assert "exists already; choose another --run.name" in words
+    assert f"phalanx resume {runs}/a2c-catch" in words
+    assert (runs / "a2c-catch/metrics.jsonl").read_bytes() == before
+    assert json.loads((runs / "a2c-catch/config.json").read_text())["preset"] == "a2c-catch"
+
+
+@pytest.mark.parametrize("directory", ["/proc/x", "/dev/null/x"])
+def test_a_run_directory_that_cannot_be_made_is_one_sentence(complaint, directory):
+    words = complaint("train", "a2c-catch", *TINY, "--run.directory", directory)
+    assert f"cannot make the run directory {directory}" in words
+
+
+@pytest.mark.parametrize(("kilobytes", "words"), [(0, "cannot write"), (8, "cannot write the checkpoint")])
+def test_a_full_disk_is_one_sentence(tmp_path, kilobytes, words):
+    """A limit on the size of files stands for the disk: the first takes nothing, the second no checkpoint."""
+    limit = kilobytes * 1024
+    result = command(
+        *("train", "a2c-catch", *TINY, "--run.directory", str(tmp_path), "--run.name", "a"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"phalanx: {words}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [["resume"], ["eval"], ["play", "--video", "x.gif"]])
+def test_a_missing_run_directory_is_named(complaint, tmp_path, verb):
+    words = complaint(verb[0], str(tmp_path / "nowhere"), *verb[1:])
+    assert f"{tmp_path}/nowhere is no run directory" in words
+
+
+def test_a_run_without_a_checkpoint_is_named(complaint, runs, tmp_path):
+    (tmp_path / "config.json").write_bytes((runs / "a2c-catch/config.json").read_bytes())
+    for verb in ("resume", "eval"):
+        assert "holds no checkpoint" in complaint(verb, str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a2c-catch", "dqn-catch"])
+@pytest.mark.parametrize("flags", [[], ["--greedy"], ["--best"]])
+def test_eval_reports_raw_scores(capsys, runs, name, flags):
+    assert main(["eval", str(runs / name), "--games", "7", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("7 games of catch: mean ")
+    assert "512 steps of training" in shown
+
+
+def test_a_run_of_a_gpu_is_played_without_one(complaint, runs, tmp_path, capsys):
+    shutil.copytree(runs / "a2c-catch", tmp_path / "run")
+    config = tmp_path / "run/config.json"
+    config.write_text(config.read_text().replace('"device": "auto"', '"device": "cuda"'))
+    if not torch.cuda.is_available():
+        assert "torch sees none; use --device cpu" in complaint("eval", str(tmp_path / "run"), "--games", "2")
+    assert main(["eval", str(tmp_path / "run"), "--games", "2", "--device", "cpu"]) == 0
+    assert "2 games of catch" in capsys.readouterr().out
+
+
+def test_training_is_measured_once_it_learns(capsys):
+    flags = ["--run.precision", "float32", "--algorithm.learning-starts", "3000", "--topology", "serial"]
+    assert main(["bench", "training", "dqn-catch", "--seconds", "0.05", "--repeats", "1", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["learn_share"] > 0.1
+
+
+def test_training_that_never_begins_to_learn_is_not_measured(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "LEARNING_LIMIT", 0.1)
+    assert main(["bench", "training", "dqn-catch", "--algorithm.learning-starts", "10000", "--topology", "serial"]) == 1
+    assert "did not begin to learn within 0.1 s; lower --algorithm.learning-starts" in capsys.readouterr().err
+
+
+def test_eval_is_reproducible_and_depends_on_the_seed(capsys, runs):
+    shown = []
+    for seed in ("1", "1", "2", "3", "4"):
+        assert main(["eval", str(runs / "a2c-catch"), "--games", "20", "--seed", seed]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert len(set(shown)) > 1
+
+
+@pytest.mark.parametrize(("suffix", "magic", "at"), [("gif", b"GIF8", 0), ("mp4", b"ftyp", 4)])
+def test_play_writes_a_video(capsys, runs, tmp_path, suffix, magic, at):
+    video = tmp_path / f"play.{suffix}"
+    assert main(["play", str(runs / "a2c-catch"), "--video", str(video), "--games", "2"]) == 0
+    assert video.read_bytes()[at : at + 4] == magic
+    shown = capsys.readouterr().out
+    assert "19 pictures" in shown  # the first board, then nine steps a game
+    assert shown.count(",") == 2
+
+
+def test_play_refuses_what_it_cannot_do(complaint, runs, tmp_path):
+    run = str(runs / "a2c-catch")
+    assert "ends in .mp4 or .gif" in complaint("play", run, "--video", str(tmp_path / "x.avi"))
+    assert "--games is 0" in complaint("play", run, "--video", str(tmp_path / "x.gif"), "--games", "0")
+    assert "--games is -1" in complaint("eval", run, "--games", "-1")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["x" * 252 + ".gif", "taken.gif", "file/x.gif"])
+def test_a_video_that_cannot_be_written_is_refused_before_a_game_is_played(
+    complaint, runs, tmp_path, monkeypatch, name
+):
+    (tmp_path / "taken.gif").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("phalanx.sampling.evaluator.evaluate", pytest.fail)
+    assert "choose another --video" in complaint("play", str(runs / "a2c-catch"), "--video", str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.gif"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--sampler.environments", "4"),
+        ("--env.name", "identity"),
+        ("--model.hidden", "32"),
+        ("--optimizer.rule", "sgd"),
+        ("--run.seed", "5"),
+    ],
+)
+def test_what_a_resumed_run_cannot_change_is_refused(complaint, runs, flags):
+    config = runs / "a2c-catch/config.json"
+    before = config.read_bytes()
+    words = complaint("resume", str(runs / "a2c-catch"), *flags)
+    assert f"a resumed run keeps its {flags[0].removeprefix('--')}" in words
+    assert config.read_bytes() == before
+
+
+def test_debug_shows_the_traceback(capsys):
+    with pytest.raises(UserError):
+        main(["plan", "pppo", "--debug"])
+    assert capsys.readouterr().err == ""
+
+
+def test_as_a_process_an_error_has_an_exit_code_and_no_traceback():
+    plain = command("plan", "pppo")
+    assert plain.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert plain.stdout == ""
+    debug = command("--debug", "plan", "pppo")
+    assert debug.returncode != 0
+    assert "Traceback" in debug.stderr
+    assert "UserError" in debug.stderr
+
+
+def test_a_whole_run_as_a_process_in_the_present_directory(tmp_path):
+    trained = command("train", "ppo-catch", *TINY, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stderr == ""
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("ppo-catch-catch-0-")
+    assert {path.name for path in run.iterdir()} >= {"config.json", "metrics.jsonl", "events.log", "checkpoints"}
+    assert f"phalanx resume runs/{run.name}" in trained.stdout
+
+
+def test_a_reader_that_is_gone_is_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    code = [sys.executable, "-m", "phalanx", "presets"]
+    try:
+        result = subprocess.run(code, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(write)
+    assert result.returncode == 1
+    assert result.stderr == ""

@@ -1,0 +1,299 @@
+"""The experiment as a value: presets are valid, config.json is exact, and nonsense is refused in one sentence."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+import phalanx.config.experiment as config
+from phalanx.config import (
+    A2CConfig,
+    AtariConfig,
+    C51Config,
+    DQNConfig,
+    Experiment,
+    ModelConfig,
+    OptimizerConfig,
+    PPOConfig,
+    RunConfig,
+    SamplerConfig,
+    SynchronousConfig,
+    ToyConfig,
+)
+from phalanx.config.presets import PRESETS, preset
+from phalanx.config.stored import difference, load, save
+from phalanx.errors import RunError, UserError
+
+PACKAGE = Path(phalanx.__file__).parent
+KINDS = {name: kind for name, kind in vars(config).items() if dataclasses.is_dataclass(kind)}
+
+
+def test_a_configuration_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    save(preset("a2c-catch"), path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        save(preset("ppo-catch"), path)
+    assert load(path) == preset("a2c-catch")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def class_bodies() -> dict[str, list[ast.stmt]]:
+    tree = ast.parse(Path(config.__file__).read_text())
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_validates_and_knows_its_name(name):
+    experiment = preset(name)
+    assert experiment.validate() == experiment.settled()
+    assert experiment.preset == name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_config_json_reproduces_the_experiment(name, tmp_path):
+    experiment = preset(name)
+    save(experiment, tmp_path / "config.json")
+    loaded = load(tmp_path / "config.json")
+    assert loaded == experiment
+    assert type(loaded.algorithm) is type(experiment.algorithm)  # a C51Config is a DQNConfig, but not equal to it
+    assert type(loaded.topology) is type(experiment.topology)
+
+
+def test_config_json_keeps_changed_and_empty_values(tmp_path):
+    experiment = dataclasses.replace(
+        preset("a2c"),
+        topology=SynchronousConfig(overlap=True),
+        optimizer=OptimizerConfig(learning_rate=1 / 3, final_learning_rate=None),
+        run=RunConfig(target_score=18.0, name="a run"),
+    )
+    save(experiment, tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == experiment
+
+
+def test_the_difference_names_what_changed():
+    base = preset("ppo")
+    changed = dataclasses.replace(base, run=dataclasses.replace(base.run, seed=7))
+    assert difference(changed, base) == {"run.seed": (0, 7)}
+
+
+def saved(tmp_path: Path, change: dict) -> Path:
+    """The config.json of a preset with dotted keys changed or added."""
+    values = dataclasses.asdict(preset("ppo"))
+    for dotted, value in change.items():
+        *parents, last = dotted.split(".")
+        inner = values
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm.minibatch": 4}, "unknown configuration key 'algorithm.minibatch'; did you mean algorithm.minibat"),
+        ({"sampler.enviroments": 4}, "did you mean sampler.environments"),
+        ({"runn": {}}, "unknown configuration key 'runn'; did you mean run"),
+        ({"env.frame": "90x90"}, "unknown value of env.frame '90x90'; did you mean 104x80"),
+        ({"topology.name": "ring"}, "the values of topology belong to no one kind"),
+        ({"sampler": 5}, "sampler must be an object"),
+        ({"run.keep_checkpoints": "3"}, "run.keep_checkpoints must be of type int, not '3'"),
+        ({"env.stack": True}, "env.stack must be of type int, not True"),
+        ({"run.target_score": "x"}, "run.target_score must be of type float or null"),
+    ],
+)
+def test_a_config_json_that_does_not_fit_is_refused_by_name(tmp_path, change, words):
+    with pytest.raises(UserError, match=words):
+        load(saved(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "is not valid JSON"), ("[]", "must be an object"), (None, "does not exist")]
+)
+def test_a_config_json_that_is_none_is_refused(tmp_path, text, words):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        load(path)
+
+
+def refused(experiment: Experiment) -> str:
+    with pytest.raises(UserError) as caught:
+        experiment.validate()
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sampler": SamplerConfig(environments=8, groups=3)}, "8 environments do not divide into 3 groups; .* 9"),
+        ({"sampler": SamplerConfig(environments=0)}, "sampler.environments is 0, but must be at least 1"),
+        ({"sampler": SamplerConfig(horizon=0)}, "sampler.horizon is 0"),
+        ({"sampler": SamplerConfig(workers=-1)}, "sampler.workers is -1, but must be at least 0 and at most 10,000"),
+        ({"sampler": SamplerConfig(decorrelation=-1)}, "sampler.decorrelation"),
+        ({"env": AtariConfig(sticky=1.0)}, "env.sticky is 1.0, but must be at least 0 and less than 1"),
+        ({"env": AtariConfig(sticky=-0.1)}, "env.sticky is -0.1"),
+        ({"env": AtariConfig(skip=4, skip_min=5)}, "env.skip_min is 5: choose 1..env.skip"),
+        ({"env": AtariConfig(noop_min=31)}, "env.noop_min must lie in 0..env.noop_max"),
+        ({"env": AtariConfig(color="rgb", frame="104x80")}, "env.color rgb needs env.frame 84x84"),
+        ({"env": AtariConfig(stack=0)}, "env.stack is 0"),
+        ({"env": AtariConfig(stack=255)}, "at most 254"),
+        ({"env": ToyConfig(length=0)}, "env.length is 0"),
+        ({"model": ModelConfig(torso="mlp")}, "model.torso mlp takes vectors, but Atari gives images"),
+        ({"model": ModelConfig(hidden=-1)}, "model.hidden is -1"),
+        (
+            {"algorithm": A2CConfig(discount=0.0)},
+            "algorithm.discount is 0.0, but must be greater than 0 and at most 1$",
+        ),
+        ({"algorithm": A2CConfig(discount=1.01)}, "algorithm.discount is 1.01, but must be"),
+        ({"algorithm": PPOConfig(final_discount=0.0)}, "algorithm.final_discount is 0.0, but must be"),
+        ({"algorithm": PPOConfig(discount_length=-1)}, "algorithm.discount_length is -1, but must be at least 0"),
+        ({"algorithm": A2CConfig(gae_lambda=1.5)}, "algorithm.gae_lambda is 1.5, but must be"),
+        (
+            {"algorithm": PPOConfig(minibatches=3)},
+            "does not divide into 3 minibatches; choose a divisor of 80",
+        ),
+        ({"algorithm": PPOConfig(minibatches=0)}, "algorithm.minibatches is 0"),
+        ({"algorithm": PPOConfig(epochs=0)}, "algorithm.epochs is 0"),
+        ({"algorithm": DQNConfig(batch_size=0)}, "algorithm.batch_size is 0"),
+        ({"algorithm": DQNConfig(replay_size=100, learning_starts=10)}, "too little history for each of 16"),
+        ({"algorithm": DQNConfig(replay_size=1000, learning_starts=2000)}, "learning_starts must not exceed"),
+        ({"algorithm": DQNConfig(intensity=0.0)}, "algorithm.intensity is 0"),
+        ({"algorithm": C51Config(atoms=1)}, "algorithm.atoms is 1"),
+        ({"algorithm": C51Config(v_min=1.0, v_max=1.0)}, "algorithm.v_min must be less than"),
+        ({"topology": SynchronousConfig(overlap=True)}, "topology.overlap .* add --algorithm.importance True"),
+        ({"optimizer": OptimizerConfig(learning_rate=0.0)}, "optimizer.learning_rate is 0"),
+        ({"optimizer": OptimizerConfig(learning_rate=float("nan"))}, "optimizer.learning_rate is nan"),
+        ({"optimizer": OptimizerConfig(clip_norm=0.0)}, "optimizer.clip_norm is 0"),
+        (
+            {"optimizer": OptimizerConfig(final_learning_rate=0.0, schedule_clock="updates")},
+            "optimizer.schedule_clock updates needs optimizer.schedule_length",
+        ),
+        ({"run": RunConfig(steps=0)}, "run.steps is 0"),
+        ({"run": RunConfig(precision="bf16")}, "unknown value of run.precision 'bf16'; did you mean bfloat16"),
+        ({"run": RunConfig(seed=-1)}, "run.seed is -1"),
+        ({"run": RunConfig(threads=-1)}, "run.threads is -1"),
+        ({"run": RunConfig(keep_checkpoints=0)}, "run.keep_checkpoints is 0"),
+        ({"run": RunConfig(eval_every=5, eval_games=0)}, "run.eval_games is 0"),
+        ({"run": RunConfig(seed=2**63)}, "run.seed is .*, but must be at least 0 and at most 9,223"),
+        ({"run": RunConfig(threads=10**6)}, "run.threads is 1000000, but must be .* at most 4,096"),
+        ({"run": RunConfig(target_score=float("nan"))}, "run.target_score is nan, but must be"),
+        ({"env": AtariConfig(noop_max=10**6)}, "env.noop_max is 1000000, but must be .* at most 10,000"),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=float("inf"))},
+            "optimizer.learning_rate is inf, but must be greater than 0 and at most 1e.38",
+        ),
+        ({"optimizer": OptimizerConfig(beta1=float("nan"))}, "optimizer.beta1 is nan"),
+        ({"sampler": SamplerConfig(horizon=0, batch=-5)}, "sampler.batch is -5"),
+        ({"algorithm": DQNConfig(huber=-1.0)}, "algorithm.huber is -1"),
+        ({"algorithm": DQNConfig(intensity=float("inf"))}, "algorithm.intensity is inf"),
+        ({"algorithm": DQNConfig(epsilon_start=7.0)}, "algorithm.epsilon_start is 7.0, but must be"),
+        ({"algorithm": PPOConfig(clip=-1.0)}, "algorithm.clip is -1"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(change, words):
+    assert re.search(words, refused(dataclasses.replace(preset("a2c"), **change)))
+
+
+def test_a_schedule_by_updates_with_a_length_is_fine():
+    optimizer = OptimizerConfig(final_learning_rate=0.0, schedule_clock="updates", schedule_length=10)
+    dataclasses.replace(preset("a2c"), optimizer=optimizer).validate()
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 64))
+def test_the_advice_about_minibatches_works(environments, horizon, minibatches):
+    experiment = dataclasses.replace(
+        preset("ppo"),
+        sampler=SamplerConfig(environments=environments, horizon=horizon),
+        algorithm=PPOConfig(minibatches=minibatches),
+    )
+    if environments * horizon % minibatches == 0:
+        experiment.validate()
+        return
+    advice = int(re.search(r"such as (\d+)$", refused(experiment)).group(1))
+    dataclasses.replace(experiment, algorithm=PPOConfig(minibatches=advice)).validate()
+
+
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_the_advice_about_groups_works(environments, groups):
+    experiment = dataclasses.replace(preset("a2c"), sampler=SamplerConfig(environments=environments, groups=groups))
+    if environments % groups == 0:
+        experiment.validate()
+        return
+    advice = int(re.search(r"use sampler.environments (\d+)$", refused(experiment)).group(1))
+    dataclasses.replace(experiment, sampler=SamplerConfig(environments=advice, groups=groups)).validate()
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 600), st.floats(0.01, 64, allow_nan=False))
+def test_the_intensities_named_really_work(environments, horizon, batch_size, intensity):
+    def experiment(value: float) -> Experiment:
+        return dataclasses.replace(
+            preset("dqn"),
+            sampler=SamplerConfig(environments=environments, horizon=horizon),
+            algorithm=DQNConfig(batch_size=batch_size, intensity=value),
+        )
+
+    updates = experiment(intensity).algorithm.updates_per_rollout(environments * horizon)
+    if updates >= 1 and updates == int(updates):
+        experiment(intensity).validate()
+        return
+    named = refused(experiment(intensity)).split("that work: ")[1].split(" and ")
+    assert 1 <= len(named) <= 2
+    for value in named:
+        working = experiment(float(value)).validate()
+        assert working.algorithm.updates_per_rollout(environments * horizon) >= 1
+
+
+def attributes_read() -> set[str]:
+    """Names read as attributes anywhere outside of experiment.py and presets.py, and what experiment.py's methods of
+    those names read in turn."""
+    names = {
+        node.attr
+        for path in PACKAGE.rglob("*.py")
+        if path.name not in ("experiment.py", "presets.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    methods = [node for body in class_bodies().values() for node in body if isinstance(node, ast.FunctionDef)]
+    for method in methods:
+        if method.name in names:
+            names |= {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+    return names
+
+
+def test_every_field_is_read_by_the_code():
+    read = attributes_read()
+    dead = [f"{kind}.{f.name}" for kind in KINDS for f in dataclasses.fields(KINDS[kind]) if f.name not in read]
+    assert not dead, f"nobody reads {', '.join(dead)}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_is_explained(kind):
+    body = class_bodies()[kind]
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign):
+            explained = (
+                isinstance(following, ast.Expr)
+                and isinstance(following.value, ast.Constant)
+                and isinstance(following.value.value, str)
+                and following.value.value.strip()
+            )
+            assert explained, f"{kind}.{ast.unparse(statement.target)} has no docstring"
