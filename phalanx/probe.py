@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import DQNConfig, Experiment, SynchronousConfig
+from phalanx.config import Experiment
 from phalanx.errors import require
-from phalanx.registry import MakeEnv, make_network
+from phalanx.registry import MakeEnv, make_network, memory_of, topology
 from phalanx.replay.experience import frames_on_host, gigabytes
 from phalanx.replay.storage import free_bytes
 from phalanx.runtime.device import choose_compute
-from phalanx.sampling.collector import rollout_bytes
+from phalanx.sampling.answers import rollout_bytes
 from phalanx.sampling.placement import place
 from phalanx.types import EnvSpec
 
@@ -28,7 +28,7 @@ def resolve_precision(experiment: Experiment) -> Experiment:
     if experiment.run.precision != "auto":
         return experiment
     device = choose_compute(experiment.run).device
-    if experiment.topology.name == "serial":
+    if topology(experiment).reference:
         chosen = "float32"
     elif device.type == "cuda":
         chosen = "bfloat16"
@@ -64,10 +64,9 @@ def parameter_count(experiment: Experiment, spec: EnvSpec) -> int:
 
 def rollouts_bytes(experiment: Experiment, spec: EnvSpec) -> int:
     """Memory of all rollouts a run holds at once."""
-    sampler, topology = experiment.sampler, experiment.topology
+    sampler = experiment.sampler
     one = sampler.environments * rollout_bytes(spec, 1, experiment.env.stack, sampler.horizon)
-    overlap = isinstance(topology, SynchronousConfig) and topology.overlap
-    return 3 * one if overlap else one  # the one that is learnt from, and two that are collected
+    return 2 * one if sampler.overlap else one  # the one that is learnt from, and the one that is collected
 
 
 def check_room(experiment: Experiment, spec: EnvSpec, device: torch.device) -> None:
@@ -97,5 +96,5 @@ def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
         spec = env.spec
         env.close()
     check_room(experiment, spec, device)
-    if isinstance(experiment.algorithm, DQNConfig):
-        frames_on_host(experiment.algorithm, spec, experiment.sampler.environments, device)
+    if (memory := memory_of(experiment)) is not None:
+        frames_on_host(memory, spec, experiment.sampler.environments, device)

@@ -40,16 +40,53 @@ ENVS: dict[type, Callable[[Any], str]] = {
     ToyConfig: lambda config: f"phalanx.envs.toy:{config.name.capitalize()}",
 }
 
-ALGORITHMS: dict[type, str] = {
-    A2CConfig: "phalanx.algorithms.a2c:A2C",
-    PPOConfig: "phalanx.algorithms.ppo:PPO",
-    DQNConfig: "phalanx.algorithms.dqn:DQN",
-    C51Config: "phalanx.algorithms.c51:C51",
+
+@dataclass(frozen=True)
+class Family:
+    """What algorithms of one kind need around them, each as `module:function`."""
+
+    network: str  # (experiment, spec) -> model
+    policy: str  # (experiment, model, compute, environments) -> the policy that collects experience
+    evaluation_policy: str  # (experiment, model, compute, greedy) -> the policy that is judged
+    experience: str  # (experiment, spec, environments, device) -> where rollouts go
+    remembers: bool  # does it learn from a replay memory?
+
+
+ACTOR_CRITIC = Family(
+    network="phalanx.models.heads:make_network",
+    policy="phalanx.models.policies:make_policy",
+    evaluation_policy="phalanx.models.policies:make_evaluation_policy",
+    experience="phalanx.replay.experience:make_latest",
+    remembers=False,
+)
+VALUE_BASED = Family(
+    network="phalanx.models.q_heads:make_network",
+    policy="phalanx.models.q_policies:make_policy",
+    evaluation_policy="phalanx.models.q_policies:make_evaluation_policy",
+    experience="phalanx.replay.experience:make_memory",
+    remembers=True,
+)
+
+ALGORITHMS: dict[type, tuple[str, Family]] = {
+    A2CConfig: ("phalanx.algorithms.a2c:make", ACTOR_CRITIC),
+    PPOConfig: ("phalanx.algorithms.ppo:make", ACTOR_CRITIC),
+    DQNConfig: ("phalanx.algorithms.dqn:make", VALUE_BASED),
+    C51Config: ("phalanx.algorithms.c51:make", VALUE_BASED),
 }
 
-TOPOLOGIES: dict[str, str] = {
-    "serial": "phalanx.topologies.serial:run",
-    "synchronous": "phalanx.topologies.synchronous:run",
+
+@dataclass(frozen=True)
+class Topology:
+    """What a topology needs of the machine."""
+
+    run: str  # (experiment, session) -> None, as `module:function`
+    worker_processes: bool  # do environments run in processes of their own, which may keep to cores?
+    reference: bool = False  # float32 unless told otherwise: what others are compared with
+
+
+TOPOLOGIES: dict[str, Topology] = {
+    "serial": Topology("phalanx.topologies.serial:run", worker_processes=False, reference=True),
+    "synchronous": Topology("phalanx.topologies.synchronous:run", worker_processes=True),
 }
 
 
@@ -73,59 +110,39 @@ class MakeEnv:
         return make(self.config, seed, raw=True) if self.raw else make(self.config, seed)
 
 
+def family(experiment: Experiment) -> Family:
+    return ALGORITHMS[type(experiment.algorithm)][1]
+
+
 def make_network(experiment: Experiment, spec: EnvSpec) -> nn.Module:
-    """The model an experiment's algorithm learns."""
-    from phalanx.models.heads import make_model
-    from phalanx.models.q_heads import make_q_model
-
-    if isinstance(experiment.algorithm, DQNConfig):
-        return make_q_model(experiment.model, experiment.algorithm, spec, experiment.env.stack)
-    return make_model(experiment.model, spec, experiment.env.stack)
+    """The model an experiment's algorithm learns, initialised from torch's global generator."""
+    return find(family(experiment).network)(experiment, spec)
 
 
-def make_policy(experiment: Experiment, model: nn.Module, compute: Compute) -> Policy:
-    """The policy that collects experience."""
-    from phalanx.algorithms.schedules import Schedule
-    from phalanx.models.policies import ActorCriticPolicy
-    from phalanx.models.q_policies import EpsilonGreedyPolicy
-
-    algorithm = experiment.algorithm
-    if isinstance(algorithm, DQNConfig):
-        epsilon = Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
-        return EpsilonGreedyPolicy(model, compute, epsilon, algorithm.epsilon_spread, experiment.sampler.environments)
-    return ActorCriticPolicy(model, compute)
+def make_policy(experiment: Experiment, model: nn.Module, compute: Compute, environments: int) -> Policy:
+    """The policy that collects experience in so many environments."""
+    return find(family(experiment).policy)(experiment, model, compute, environments)
 
 
 def make_evaluation_policy(experiment: Experiment, model: nn.Module, compute: Compute, greedy: bool = False) -> Policy:
     """The policy that is judged: sampled or greedy for actor-critic, a small epsilon for value-based methods."""
-    from phalanx.models.policies import ActorCriticPolicy
-    from phalanx.models.q_policies import EpsilonGreedyPolicy
-
-    if isinstance(experiment.algorithm, DQNConfig):
-        return EpsilonGreedyPolicy.evaluation(model, compute, 0.0 if greedy else experiment.algorithm.epsilon_eval)
-    return ActorCriticPolicy(model, compute, "greedy" if greedy else "sampled")
+    return find(family(experiment).evaluation_policy)(experiment, model, compute, greedy)
 
 
-def make_experience(experiment: Experiment, spec: EnvSpec, device: torch.device) -> Experience:
-    """Where rollouts go."""
-    from phalanx.replay.experience import Latest, make_replay
-
-    if isinstance(experiment.algorithm, DQNConfig):
-        sampler = experiment.sampler
-        return make_replay(experiment.algorithm, spec, experiment.env.stack, sampler.environments, device)
-    return Latest()
+def make_experience(experiment: Experiment, spec: EnvSpec, environments: int, device: torch.device) -> Experience:
+    """Where rollouts of so many environments go."""
+    return find(family(experiment).experience)(experiment, spec, environments, device)
 
 
 def make_algorithm(experiment: Experiment, model: nn.Module) -> Algorithm:
+    return find(ALGORITHMS[type(experiment.algorithm)][0])(experiment, model)
+
+
+def topology(experiment: Experiment) -> Topology:
+    return TOPOLOGIES[experiment.topology.name]
+
+
+def memory_of(experiment: Experiment) -> DQNConfig | None:
+    """The configuration of the replay memory an experiment learns from, if it has one."""
     algorithm = experiment.algorithm
-    make = find(ALGORITHMS[type(algorithm)])
-    if isinstance(algorithm, PPOConfig):
-        return make(algorithm, experiment.run.steps)
-    if isinstance(algorithm, DQNConfig):
-        return make(algorithm, model, experiment.sampler.rollout_steps)
-    return make(algorithm)
-
-
-def topology(experiment: Experiment) -> Callable[..., Any]:
-    """The function that runs an experiment's topology."""
-    return find(TOPOLOGIES[experiment.topology.name])
+    return algorithm if isinstance(algorithm, DQNConfig) else None

@@ -8,21 +8,25 @@
 The loop they form, whatever the topology:
 
     while not finished:
-        rollout = collector.collect(progress)   # VectorEnvs and Policy, step by step
+        rollout = collector.collect()   # VectorEnvs and Policy, step by step
         experience.put(rollout)
-        learner.learn(experience, progress)     # Experience and ParameterStore, update by update
+        learner.learn(experience)       # Experience and ParameterStore, update by update
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from phalanx.types import EnvSpec, EnvStep, Gradient, PolicyOutput, Progress, Rollout
+
+if TYPE_CHECKING:
+    from phalanx.parameters.flat import FlatParameters
 
 
 class VectorEnvs(Protocol):
@@ -30,6 +34,7 @@ class VectorEnvs(Protocol):
 
     spec: EnvSpec
     groups: list[slice]  # rows of each group, in order, covering all environments
+    shared_memory: bool  # do all steps stand in one block of memory, which a device can be given to read?
 
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         """The first of these groups that has finished its step; waits for one, or else gives None if there is none."""
@@ -47,11 +52,13 @@ class VectorEnvs(Protocol):
         """Called between rollouts, when no group is stepping: the moment to put the house in order."""
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on elsewhere bit for bit; call only when every group was received."""
+        """Everything needed to go on elsewhere bit for bit, but for the frames of rows that idle; call only when every
+        group was received."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Twice does no harm. `with` closes them, too."""
 
 
 class Policy(Protocol):
@@ -60,8 +67,8 @@ class Policy(Protocol):
     def begin(self, progress: Progress) -> None:
         """Called before each rollout: the time to move schedules."""
 
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
-        """`noise` [B] uniform in [0, 1) is all the chance there is: one number per environment and step, so an
+    def act(self, stacks: Tensor, history: Tensor, uniform: Tensor, rows: slice | Tensor) -> PolicyOutput:
+        """`uniform` [B], numbers in [0, 1), is all the chance there is: one per environment and step, so that an
         environment's actions do not depend on which group it is in. `rows` says which environments these are."""
 
     def value(self, stacks: Tensor, history: Tensor) -> Tensor:
@@ -69,17 +76,11 @@ class Policy(Protocol):
 
 
 class Experience(Protocol):
-    """Takes rollouts in, gives out what the algorithm learns from."""
+    """Takes rollouts in. What it gives out differs: the newest rollout (`Latest.take`), or batches from a `Memory`."""
 
     def put(self, rollout: Rollout) -> None: ...
 
-    def take(self, *args: Any, **kwargs: Any) -> Any:
-        """The newest rollout, or a batch drawn from memory: each algorithm knows which it asks for."""
-
-    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
-        """New priorities for rows handed out earlier; ids travel with the batch."""
-
-    def sever(self) -> None:
+    def mark_gap(self) -> None:
         """The next rollout does not continue the last one: environments began anew."""
 
     def state(self) -> dict[str, Any]:
@@ -89,6 +90,25 @@ class Experience(Protocol):
         """What writes the rest, as it is now; None: there is no rest."""
 
     def restore(self, state: dict[str, Any], directory: Path) -> None: ...
+
+
+class Latest(Experience, Protocol):
+    """An experience that on-policy algorithms take the newest rollout from."""
+
+    def take(self) -> Rollout: ...
+
+
+class Memory(Experience, Protocol):
+    """An experience that value-based algorithms draw batches from."""
+
+    def ready(self, rows: int) -> bool:
+        """Are so many rows stored (or as many as fit), and can one be drawn?"""
+
+    def draw(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> Any:
+        """A ReplayBatch; for a GPU one whose rows are drawn later, as part of the update."""
+
+    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
+        """New priorities for rows handed out earlier; ids travel with the batch."""
 
 
 class Saver(Protocol):
@@ -101,14 +121,36 @@ class Saver(Protocol):
 
 
 class ParameterStore(Protocol):
-    """Owns the parameters and the optimiser's state. The learner makes gradients; the store applies them."""
+    """Owns the way from a local gradient to new parameters: exchange with other learners, finite check, norm clip,
+    update rule, version + 1. The learner makes gradients; the store applies them."""
+
+    capturable: bool  # can a CUDA graph hold a push? Then it is a CapturableStore.
 
     def push(self, gradient: Gradient, learning_rate: float) -> int:
-        """Apply a gradient; the new version."""
+        """Apply a gradient, and fill in its norm; the new version. One that is not finite raises NotFinite, in every
+        learner alike, and changes nothing."""
 
-    def pull(self, model: nn.Module) -> int:
-        """Bring the model to the newest parameters; their version."""
+    def pull(self, parameters: FlatParameters) -> int:
+        """Bring a flat vector to the newest parameters; their version."""
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """What an update reads besides the parameters."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class CapturableStore(ParameterStore, Protocol):
+    """A store whose push is a part for the device, which a CUDA graph can hold, and one for the host."""
+
+    def launch(self, gradient: Gradient, learning_rate: Tensor, good: Tensor) -> None:
+        """The device's part. Once `good` is false, because something was not finite, parameters stay as they are."""
+
+    def count_push(self) -> int:
+        """The host's part; the new version."""
+
+    def mutated_tensors(self) -> list[Tensor]:
+        """Everything that `launch` changes."""
+
+    def back_up_rule_state(self) -> None: ...
+
+    def put_rule_state_back(self) -> None: ...

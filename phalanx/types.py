@@ -1,6 +1,6 @@
 """The few named things that flow through phalanx, in the order in which they flow.
 
-    EnvStep -> PolicyOutput -> Rollout -> (Chosen ->) PolicyBatch / ReplayBatch -> Loss -> Gradient
+    EnvStep -> PolicyOutput -> Rollout -> PolicyBatch / ReplayBatch -> Loss -> Gradient
 
 Shapes: T = steps of a rollout, B = environments, N = rows of a batch, P = parameters, S = frames in a stack.
 The unit of time is the agent step (usually 4 emulator frames); frames appear in logs only.
@@ -8,9 +8,8 @@ The unit of time is the agent step (usually 4 emulator frames); frames appear in
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.struct import Struct
 
@@ -78,7 +77,7 @@ class PolicyOutput(Struct):
 
 @dataclass
 class Rollout(Struct):
-    """T steps of B environments under one parameter version. Written by the Collector, read by an Experience.
+    """T steps of B environments. Written by the Collector, read by an Experience.
 
     `frames` holds each frame once. The stack the policy saw at step t is frames[t : t+S]; of it the newest
     `history[t]` frames belong to the running episode and the older ones count as zeros.
@@ -94,8 +93,8 @@ class Rollout(Struct):
     truncated: Tensor  # [T, B] bool
     last_value: Tensor  # [T, B] value of the true last observation where truncated, else 0
     cut: Tensor  # [T, B] bool
+    version: Tensor  # [T, B] int64, on the host: version of the parameters each action was chosen with
     last_frames: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (t, b) -> true last frame
-    version: int = 0
 
     @property
     def steps(self) -> int:
@@ -107,7 +106,7 @@ class Rollout(Struct):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the few true last frames."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("last_frames", "version")}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "last_frames"}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over what another one of the same size holds."""
@@ -135,66 +134,6 @@ class PolicyBatch(Struct):
     returns: Tensor
     advantage: Tensor
     weight: Tensor  # 1 where the row may be learnt from, else 0
-
-
-class Chosen(ABC):
-    """A batch whose rows are still to be gathered: on a GPU that is part of the captured update, and so is what the
-    experience is told of them.
-
-    A captured update copies the `INPUTS` and reads everything else where it lay when it was captured, hence `places`.
-    """
-
-    INPUTS: ClassVar[tuple[str, ...]]  # the fields that tell one batch from the next
-
-    @abstractmethod
-    def gather(self) -> Any:
-        """The batch itself."""
-
-    @abstractmethod
-    def places(self) -> tuple[int, ...]:
-        """Addresses and sizes of what is read; a captured update is of no use when they have changed."""
-
-    @abstractmethod
-    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
-        """New priorities of the rows."""
-
-    @abstractmethod
-    def changed_by_feedback(self) -> list[Tensor]:
-        """Everything that changes with them."""
-
-
-@dataclass
-class ChosenRows(Chosen):
-    """Rows of a rollout."""
-
-    INPUTS: ClassVar = ("chosen",)
-
-    chosen: Tensor  # [N] int64
-    rows: PolicyBatch  # all rows of the rollout, [T*B] each
-    frames: Tensor  # [S-1 + T+1, B, *frame]
-
-    def gather(self) -> PolicyBatch:
-        """Frames are gathered whole, one memory copy each, instead of indexing the strided stacks."""
-        import torch
-
-        depth, environments = self.rows.stacks.shape[1], self.frames.shape[1]
-        # row r of the batch is (t, b) = divmod(r, B); its stack is frames t .. t+S-1 of environment b
-        offsets = torch.arange(depth, device=self.chosen.device) * environments
-        frames = self.frames.flatten(0, 1).index_select(0, (self.chosen[:, None] + offsets).flatten())
-        others = [f.name for f in fields(self.rows) if f.name != "stacks"]
-        return PolicyBatch(
-            stacks=frames.view(len(self.chosen), depth, *frames.shape[1:]),
-            **{name: getattr(self.rows, name).index_select(0, self.chosen) for name in others},
-        )
-
-    def places(self) -> tuple[int, ...]:
-        return (self.frames.data_ptr(), *(getattr(self.rows, f.name).data_ptr() for f in fields(self.rows)))
-
-    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
-        """Rows of a rollout have no priorities."""
-
-    def changed_by_feedback(self) -> list[Tensor]:
-        return []
 
 
 @dataclass
@@ -230,23 +169,22 @@ class Loss:
 
 @dataclass
 class Gradient:
-    """One flat gradient and the parameter version it was computed at."""
+    """One flat gradient on its way from a learner to a parameter store, which may overwrite it."""
 
     flat: Tensor  # [P]
-    version: int
+    loss: Tensor  # scalar; a store refuses both if one of them is not finite
+    version: int  # of the parameters it was computed at
+    norm: Tensor | None = None  # L2 norm before the clip, filled in by the store
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
-    """The clocks of a run. Schedules read one of them; nothing else in the code counts."""
+    """A reading of the clocks of a run (`runtime/clocks.py`). Schedules, targets, budgets and logs go by it."""
 
     steps: int = 0  # agent steps collected
     updates: int = 0  # gradients applied
     version: int = 0  # version of the parameters
     episodes: int = 0  # games finished
-
-    def state(self) -> dict[str, int]:
-        return dict(vars(self))
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:

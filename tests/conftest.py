@@ -40,9 +40,19 @@ def resume(tmp_path):
     return run
 
 
+class ClosedByTopology(Moody):
+    """A topology closes its environments by `with`."""
+
+    def __enter__(self) -> ClosedByTopology:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.envs.close()
+
+
 @pytest.fixture
 def early(monkeypatch):
     """Flags of a run with overlap some of whose environments are early, and others late, by chance."""
-    monkeypatch.setattr(synchronous, "make_envs", lambda *arguments: Moody(serial.make_envs(*arguments), 1))
+    monkeypatch.setattr(synchronous, "make_envs", lambda *arguments: ClosedByTopology(serial.make_envs(*arguments), 1))
     size = ("--sampler.groups", 4, "--sampler.environments", 4, "--sampler.horizon", 16)
-    return "ppo-catch", "--topology", "synchronous", "--topology.overlap", True, *size
+    return "ppo-catch", "--topology", "synchronous", "--sampler.overlap", True, *size

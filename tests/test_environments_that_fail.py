@@ -14,7 +14,8 @@ from phalanx.envs import ReplayingEnv
 from phalanx.envs.toy import Catch, Identity
 from phalanx.errors import EnvironmentFailed, RunError, UserError
 from phalanx.runtime.signals import Interrupted
-from phalanx.sampling.serial import SerialEnvs, Slot, SlotRules, allocate_step, blame, too_long_to_restore
+from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.slot import Slot, SlotRules, allocate_step, blame, too_long_to_restore
 from phalanx.types import Outcome
 from whole_runs import newest
 

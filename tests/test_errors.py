@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 from phalanx.algorithms.a2c import A2C
 from phalanx.envs.toy import Identity
 from phalanx.errors import RunError
+from phalanx.learning.learner import Learner
 from phalanx.parameters.local import LocalStore
-from phalanx.replica.replica import OverlappedReplica
+from phalanx.replica.report import Report
 from phalanx.runs.checkpoint import Checkpoints
 from phalanx.runs.directory import locked
 from phalanx.runs.session import Session
 from phalanx.runtime.signals import Interrupted
+from phalanx.types import Gradient
 from whole_runs import descendants, nan_reward, newest
 
 
@@ -41,18 +43,18 @@ class TestErrors:
 
     def test_one_that_nobody_foresaw_leaves_a_checkpoint(self, train, tmp_path, monkeypatch):
         """Also the one that was being written in the background is finished."""
-        after, count = Session.after_iteration, []
+        note, count = Session.note, []
 
-        def failing(session: Session) -> None:
-            after(session)
-            count.append(session.replica.progress.updates)
+        def failing(session: Session, report: Report) -> None:
+            note(session, report)
+            count.append(report.progress.updates)
             if count[-1] >= 60:
                 raise RuntimeError("out of memory")
 
-        monkeypatch.setattr(Session, "after_iteration", failing)
+        monkeypatch.setattr(Session, "note", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             train("dqn-catch", *self.MEMORY, steps=30_000)
-        assert newest(tmp_path / "run").state["replica"]["progress"]["updates"] == count[-1]
+        assert newest(tmp_path / "run").state["clocks"]["updates"] == count[-1]
 
     def test_a_failed_save_in_the_background_ends_the_run_with_its_reason(self, train, capsys, monkeypatch):
         """The memory must not wait for a save that has given up."""
@@ -68,7 +70,7 @@ class TestErrors:
     @pytest.mark.parametrize("end", ["signal", "error"])
     def test_a_failed_save_in_the_background_does_not_cost_the_last_one(self, train, tmp_path, monkeypatch, end):
         """The disk may have room again."""
-        write, after, failed = Checkpoints.write, Session.after_iteration, []
+        write, note, failed = Checkpoints.write, Session.note, []
 
         def full_once(checkpoints: Checkpoints, *arguments: Any) -> Path:
             if not failed:
@@ -76,18 +78,19 @@ class TestErrors:
                 raise OSError(28, "No space left on device")
             return write(checkpoints, *arguments)
 
-        def ending(session: Session) -> None:
-            after(session)
-            if session.background.thread is not None:
-                session.background.thread.join(20)
-                failed.append(session.replica.progress.steps)
+        def ending(session: Session, report: Report) -> None:
+            note(session, report)
+            writer = session.keeper.background
+            if writer.thread is not None:
+                writer.thread.join(20)
+                failed.append(report.progress.steps)
                 if end == "error":
                     raise ValueError("something else")
                 session.stop.number = signal.SIGTERM
                 raise Interrupted
 
         monkeypatch.setattr(Checkpoints, "write", full_once)
-        monkeypatch.setattr(Session, "after_iteration", ending)
+        monkeypatch.setattr(Session, "note", ending)
         if end == "error":
             with pytest.raises(ValueError, match="something else"):
                 train("dqn-catch", *self.MEMORY, steps=30_000)
@@ -107,20 +110,20 @@ class TestErrors:
 
     def test_an_interrupted_rollout_is_not_learnt_from_twice(self, train, resume, tmp_path, monkeypatch):
         """With overlap: what was learnt from in part is given up, as it is without."""
-        update, calls = OverlappedReplica._update, []
+        update, calls = Learner.update, []
 
-        def failing(replica: OverlappedReplica, *arguments: Any) -> bool:
-            calls.append(replica.progress.updates)
-            if len(calls) == 100:
+        def failing(learner: Learner, *arguments: Any) -> None:
+            calls.append(learner.clocks.now().updates)
+            if len(calls) == 100:  # of 16 for each rollout
                 raise RunError("stopped here")
-            return update(replica, *arguments)
+            update(learner, *arguments)
 
-        monkeypatch.setattr(OverlappedReplica, "_update", failing)
-        flags = ("--topology", "synchronous", "--sampler.workers", 1, "--topology.overlap", True)
+        monkeypatch.setattr(Learner, "update", failing)
+        flags = ("--topology", "synchronous", "--sampler.workers", 1, "--sampler.overlap", True)
         assert train("ppo-catch", *flags, steps=5000) == 1
-        kept = newest(tmp_path / "run").state["replica"]
-        assert kept["progress"]["updates"] > 0
-        assert kept["held"] is None
+        kept = newest(tmp_path / "run").state
+        assert kept["clocks"]["updates"] == 99
+        assert kept["replicas"][0]["pending"] is None
         monkeypatch.undo()
         assert resume() == 0
 
@@ -137,7 +140,7 @@ class TestNotFinite:
         assert not torch.isfinite(evidence[culprit]).all()
         checkpoint = newest(tmp_path / "run")
         assert all(torch.isfinite(tensor).all() for tensor in checkpoint.weights.values())
-        assert checkpoint.state["replica"]["progress"]["updates"] == 2
+        assert checkpoint.state["clocks"]["updates"] == 2
 
     @pytest.mark.parametrize(
         ("poison", "words", "culprit"),
@@ -175,12 +178,12 @@ class TestNotFinite:
     def test_of_parameters_is_not_saved(self, train, resume, tmp_path, capsys, monkeypatch, often):
         """What the rule makes of a finite gradient is looked at before it is written."""
         assert train("a2c-catch", "--topology", "serial", "--run.checkpoint-updates", 1, steps=1280) == 0
-        apply = LocalStore.apply
+        push = LocalStore.push
 
-        def spoils(self: LocalStore, gradient: Any, rate: Any) -> None:
-            apply(self, gradient, math.inf)
+        def spoils(self: LocalStore, gradient: Gradient, rate: Any) -> int:
+            return push(self, gradient, math.inf)
 
-        monkeypatch.setattr(LocalStore, "apply", spoils)
+        monkeypatch.setattr(LocalStore, "push", spoils)
         assert resume("--run.steps", 1290, "--run.checkpoint-updates", int(often)) == 1
         assert "the parameters are not finite after update" in capsys.readouterr().err
         monkeypatch.undo()

@@ -18,7 +18,7 @@ from phalanx.topologies import serial
 from whole_runs import ATARI, nan_reward, newest, records, same
 
 ATARI_A2C = ("a2c", *ATARI)
-OVERLAP = ("--topology.overlap", "True")
+OVERLAP = ("--sampler.overlap", "True")
 CASES = {
     "a2c-catch": ("a2c-catch",),
     "ppo-catch": ("ppo-catch", "--sampler.horizon", 16),
@@ -76,12 +76,15 @@ class TestResume:
         assert not same(halfway.weights, ours.weights)  # something was learnt after the interruption
         assert same(ours.weights, theirs.weights)
         assert ours.state["scores"] == theirs.state["scores"]
-        for name in ("progress", "store", "learner", "experience"):
-            assert same(ours.state["replica"][name], theirs.state["replica"][name]), name
+        for name in ("clocks", "store"):
+            assert same(ours.state[name], theirs.state[name]), name
+        (replica,), (reference,) = ours.state["replicas"], theirs.state["replicas"]
+        for name in ("learner", "experience"):
+            assert same(replica[name], reference[name]), name
 
     @pytest.mark.parametrize("flags", [("--sampler.horizon", 16), ("--sampler.batch", 64)])
     def test_with_overlap_keeps_the_shape_of_its_rollout(self, train, resume, capsys, flags):
-        overlap = ("--topology", "synchronous", "--sampler.workers", 1, "--topology.overlap", True)
+        overlap = ("--topology", "synchronous", "--sampler.workers", 1, "--sampler.overlap", True)
         assert train("ppo-catch", *overlap) == 0
         assert resume(*flags) == 2
         assert f"a resumed run keeps its {flags[0][2:]}" in capsys.readouterr().err
@@ -120,7 +123,7 @@ class TestResume:
 
             def without(self: Checkpoints) -> Any:
                 loaded = load(self)
-                loaded.state["replica"]["sampling"] = None
+                loaded.state["replicas"][0]["sampling"] = None
                 return loaded
 
             monkeypatch.setattr(Checkpoints, "load", without)
@@ -190,7 +193,7 @@ class TestResume:
         with monkeypatch.context() as poisoned:
             poisoned.setattr(Catch, "step", nan_reward(Catch.step, [0]))
             assert train("a2c-catch", "--topology", "serial", steps=10_000) == 1
-        assert newest(tmp_path / "run").state["replica"]["sampling"] is None
+        assert newest(tmp_path / "run").state["replicas"][0]["sampling"] is None
         shutil.copytree(tmp_path / "run", tmp_path / "again")
         first = balls[:24]
         played = []
@@ -209,7 +212,7 @@ class TestResume:
         assert resume() == 0
         after = newest(tmp_path / "run")
         assert same(before.weights, after.weights)
-        assert before.state["replica"]["progress"] == after.state["replica"]["progress"]
+        assert before.state["clocks"] == after.state["clocks"]
 
     def test_reports_a_damaged_checkpoint_and_uses_the_one_before(self, train, resume, tmp_path, capsys):
         assert train("a2c-catch", "--run.checkpoint-updates", 2, "--run.log-every", 0.001, steps=1000) == 0

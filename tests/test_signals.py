@@ -96,7 +96,7 @@ class TestSignals:
         for pid in (*children, process.pid):
             os.kill(pid, number)
         assert ended(process, children) == (128 + number, "")
-        assert newest(run).state["replica"]["sampling"] is not None
+        assert newest(run).state["replicas"][0]["sampling"] is not None
         assert "died" not in (run / "events.log").read_text()
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGINT, 130)])
@@ -176,7 +176,7 @@ class TestSignals:
         assert main(["train", "a2c-catch", "--topology", "serial", *place]) == 143
         kept = newest(tmp_path / "run")
         assert kept.steps > 0
-        assert kept.state["replica"]["sampling"] is not None
+        assert kept.state["replicas"][0]["sampling"] is not None
 
     def test_after_one_nobody_begins_a_rollout(self, train, tmp_path, monkeypatch, early):
         """It would have to be finished within the grace."""
@@ -194,8 +194,8 @@ class TestSignals:
         kept = newest(tmp_path / "run")
         assert kept.steps == records(tmp_path / "run")[-1]["steps"] == len(calls)
         assert len(calls) < 640 + 64  # the rollout it came in, and what had been begun by then
-        assert kept.state["replica"]["sampling"] is not None
-        assert kept.state["replica"]["held"] is not None
+        assert kept.state["replicas"][0]["sampling"] is not None
+        assert kept.state["replicas"][0]["pending"] is not None
 
     def test_two_in_an_iteration_still_leave_a_checkpoint(self, tmp_path, monkeypatch):
         step, calls = Catch.step, []
@@ -231,7 +231,7 @@ class TestSignals:
         assert "stopped by SIGTERM" in capsys.readouterr().out
         checkpoint = newest(tmp_path / "run")
         assert checkpoint.steps == 256
-        assert checkpoint.state["replica"]["sampling"] is None
+        assert checkpoint.state["replicas"][0]["sampling"] is None
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         monkeypatch.undo()
         assert main(["resume", str(tmp_path / "run"), "--run.steps", "512"]) == 0

@@ -57,22 +57,25 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 TRAIN = """
+import contextlib
 import sys
 from phalanx.cli.main import main
 from phalanx.learning.learner import Learner
 from phalanx.runtime import watchdog
 from phalanx.runs.session import Session
 
-watchdog.OBEYED, learn, start = 0.5, Learner.learn, Session.start
+watchdog.OBEYED, learn, recording = 0.5, Learner.learn, Session.recording
 
-def learns_for_a_while(self, experience, progress):
-    return hang() if progress.updates >= 20 else learn(self, experience, progress)
+def learns_for_a_while(self, experience):
+    return hang() if self.clocks.now().updates >= 20 else learn(self, experience)
 
-def starts(self, replica):
-    start(self, replica)
-    self.watchdog.silence = float(sys.argv[1])
+@contextlib.contextmanager
+def watched(self, *arguments):
+    with recording(self, *arguments):
+        self.watchdog.silence = float(sys.argv[1])
+        yield
 
-Learner.learn, Session.start = learns_for_a_while, starts
+Learner.learn, Session.recording = learns_for_a_while, watched
 sys.exit(main(["train", "a2c-catch", *sys.argv[2:]]))
 """
 

@@ -15,9 +15,9 @@ import torch
 from phalanx.runs.checkpoint import Checkpoints, Loaded
 
 sys.path.append(str(Path(__file__).parent / "sampling"))
-from faulty import descendants
+from faulty import FaultyFactory, descendants
 
-__all__ = ["ATARI", "Moody", "descendants", "nan_reward", "newest", "records", "same"]
+__all__ = ["ATARI", "FaultyFactory", "Moody", "descendants", "nan_reward", "newest", "records", "same"]
 
 ATARI = (
     *("--env.frame", "104x80", "--model.torso", "nips", "--sampler.environments", 4, "--sampler.horizon", 5),

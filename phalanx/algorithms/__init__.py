@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.seams import Experience
 from phalanx.types import Loss, Progress
 
 
 class Algorithm(Protocol):
     """Turns experience into batches and a batch into a loss; the learner does the rest."""
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[Any]:
-        """The batches to learn from after a rollout was put, one gradient step each."""
+    def batches(self, experience: Any, now: Callable[[], Progress], generator: torch.Generator) -> Iterator[Any]:
+        """The batches to learn from after a rollout was put, one gradient step each. `experience` is the one that the
+        algorithm asks for in the registry; `now` reads the clocks, whose updates move on from batch to batch."""
 
     def scalars(self, progress: Progress) -> dict[str, float]:
         """Numbers the loss depends on that change during a run; the learner hands them to `loss` as tensors, so that

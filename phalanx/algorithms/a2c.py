@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms.returns import policy_batch
-from phalanx.config import A2CConfig
-from phalanx.seams import Experience
+from phalanx.config import A2CConfig, Experiment
+from phalanx.seams import Latest
 from phalanx.types import Loss, PolicyBatch, Progress
 
 
@@ -20,7 +20,9 @@ class A2C:
     def __init__(self, config: A2CConfig) -> None:
         self.config = config
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[PolicyBatch]:
+    def batches(
+        self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
+    ) -> Iterator[PolicyBatch]:
         yield policy_batch(experience.take(), self.config.discount, self.config.gae_lambda)
 
     def state(self) -> dict[str, Any]:
@@ -67,3 +69,8 @@ def normalised(advantage: Tensor, share: Tensor) -> Tensor:
     """Zero mean and unit deviation over the rows that count."""
     centred = advantage - (advantage * share).sum()
     return centred / ((centred.square() * share).sum().sqrt() + 1e-8)
+
+
+def make(experiment: Experiment, model: nn.Module) -> A2C:
+    assert isinstance(experiment.algorithm, A2CConfig)
+    return A2C(experiment.algorithm)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms.dqn import DQN
+from phalanx.config import C51Config, Experiment
 from phalanx.types import Loss, ReplayBatch
 
 PRIORITY_RANGE = (1e-6, 1e6)
@@ -70,3 +71,8 @@ def project(probabilities: Tensor, returns: Tensor, next_discount: Tensor, suppo
     moved = (returns[:, None] + next_discount[:, None] * support).clamp(low, high)
     share = (1 - (moved[:, None, :] - support[None, :, None]).abs() / step).clamp(min=0)
     return (share * probabilities[:, None, :]).sum(2)
+
+
+def make(experiment: Experiment, model: nn.Module) -> C51:
+    assert isinstance(experiment.algorithm, C51Config)
+    return C51(experiment.algorithm, model, experiment.sampler.rollout_steps)

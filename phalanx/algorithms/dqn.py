@@ -6,57 +6,45 @@ Flags make it double, dueling (in the model), n-step (in the memory) and priorit
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.algorithms.schedules import Schedule
-from phalanx.config import DQNConfig
-from phalanx.seams import Experience
+from phalanx.config import DQNConfig, Experiment
+from phalanx.seams import Memory
 from phalanx.types import AheadBatch, Loss, Progress, ReplayBatch
 
 MIN_PRIORITY = 1e-6  # no row that may be learnt from is forgotten for good
 ROWS_AHEAD = 256  # drawn and shown to the target network at once on a CPU
 
 
-class Memory(Experience, Protocol):
-    """The experience that value-based algorithms learn from."""
-
-    def ready(self, rows: int) -> bool:
-        """Are so many rows stored (or as many as fit), and can one be drawn?"""
-
-
 class DQN:
-    """Huber loss of the n-step error; owns the target network and knows when to refresh it.
+    """Huber loss of the n-step error; owns the target network and knows when to refresh it."""
 
-    `replicas` share the clocks of a run: each waits for its part of `learning_starts`.
-    """
-
-    def __init__(self, config: DQNConfig, model: nn.Module, rollout_steps: int, replicas: int = 1) -> None:
+    def __init__(self, config: DQNConfig, model: nn.Module, rollout_steps: int) -> None:
         self.config = config
         self.model = model
         self.target = copy.deepcopy(model).requires_grad_(False)
         self.updates = int(config.updates_per_rollout(rollout_steps))
-        self.refill = config.learning_starts // replicas
         self.importance = Schedule(config.importance_start, 1.0, config.importance_length)
         self.tick = -1  # of the target clock, at the last refresh
         # priorities change with every update, and so may the target network if it goes by updates
         independent = not config.prioritized and config.target_clock != "updates"
         self.batches_ahead = max(1, ROWS_AHEAD // config.batch_size) if independent else 1
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[Any]:
+    def batches(self, experience: Memory, now: Callable[[], Progress], generator: torch.Generator) -> Iterator[Any]:
         """A fixed number of batches per rollout, none before the memory is warm (again, if resumed without it)."""
-        memory = cast(Memory, experience)
-        if progress.steps < self.config.learning_starts or not memory.ready(self.refill):
+        if now().steps < self.config.learning_starts or not experience.ready(self.config.learning_starts):
             return
         size = self.config.batch_size
         for done in range(0, self.updates, self.batches_ahead):
-            self.refresh_target(progress)
+            self.refresh_target(now())
             rows = size * min(self.batches_ahead, self.updates - done)
-            drawn = memory.take(rows, self.importance(progress), generator)
+            drawn = experience.draw(rows, self.importance(now()), generator)
             if rows > size and isinstance(drawn, ReplayBatch):  # one pass over many rows; a GPU has it in its graph
                 drawn = AheadBatch(**vars(drawn), next_values=self.target_values(drawn))
             for start in range(0, rows, size):
@@ -107,3 +95,8 @@ class DQN:
 def value_of_best(values: Tensor, chooser: Tensor) -> Tensor:
     """[N] of `values` [N, A] at the action that `chooser` [N, A] likes best."""
     return values.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
+
+
+def make(experiment: Experiment, model: nn.Module) -> DQN:
+    assert isinstance(experiment.algorithm, DQNConfig)
+    return DQN(experiment.algorithm, model, experiment.sampler.rollout_steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from phalanx.algorithms.a2c import log_probabilities, mean_shares, normalised
 from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import towards
-from phalanx.config import PPOConfig
-from phalanx.seams import Experience
-from phalanx.types import ChosenRows, Loss, PolicyBatch, Progress, Rollout
+from phalanx.config import Experiment, PPOConfig
+from phalanx.deferred import RolloutRows
+from phalanx.seams import Latest
+from phalanx.types import Loss, PolicyBatch, Progress
 
 
 class PPO:
@@ -22,26 +23,29 @@ class PPO:
 
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
-        self.kept: dict[str, Tensor] = {}
+        self.stable_buffers: dict[str, Tensor] = {}  # captured updates read them where they lie
         self.clip = towards(config.clip, config.final_clip, total_steps)
         self.discount = towards(config.discount, config.final_discount, config.discount_length or total_steps)
 
-    def batches(self, experience: Experience, progress: Progress, generator: torch.Generator) -> Iterator[ChosenRows]:
-        rollout: Rollout = experience.take()
-        rows = self._keep(policy_batch(rollout, self.discount(progress), self.config.gae_lambda))
+    def batches(
+        self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
+    ) -> Iterator[RolloutRows]:
+        rollout = experience.take()
+        rows = self._in_stable_buffers(policy_batch(rollout, self.discount(now()), self.config.gae_lambda))
         size = rows.action.shape[0] // self.config.minibatches
         for _ in range(self.config.epochs):
             order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
             for chosen in order.split(size):
-                yield ChosenRows(chosen, rows, rollout.frames)
+                yield RolloutRows(chosen, rows, rollout.frames)
 
-    def _keep(self, rows: PolicyBatch) -> PolicyBatch:
+    def _in_stable_buffers(self, rows: PolicyBatch) -> PolicyBatch:
         """The same rows, with what is no part of the rollout in the same memory for every rollout of that size."""
         computed = {"returns": rows.returns, "advantage": rows.advantage, "weight": rows.weight}
         for name, values in computed.items():
-            kept = self.kept.get(name)
-            self.kept[name] = values if kept is None or kept.shape != values.shape else kept.copy_(values)
-        return replace(rows, **self.kept)
+            buffer = self.stable_buffers.get(name)
+            fits = buffer is not None and buffer.shape == values.shape
+            self.stable_buffers[name] = buffer.copy_(values) if buffer is not None and fits else values
+        return replace(rows, **self.stable_buffers)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -83,3 +87,8 @@ class PPO:
         names = ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/clipped")
         metrics = dict(zip(names, means.detach(), strict=True))
         return Loss(total, metrics)
+
+
+def make(experiment: Experiment, model: nn.Module) -> PPO:
+    assert isinstance(experiment.algorithm, PPOConfig)
+    return PPO(experiment.algorithm, experiment.run.steps)

@@ -23,7 +23,7 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.runtime.affinity import core_list
-from phalanx.sampling.worker import die_with_parent
+from phalanx.runtime.child import die_with_parent
 
 FRAMES_PER_STEP = 4
 PATIENCE = 120.0  # seconds for an answer, besides those measured

@@ -18,12 +18,13 @@ import time
 from typing import Any, NamedTuple
 
 from phalanx.bench.emulators import BareEmulators
-from phalanx.bench.machine import check_lengths, learn_first, running_replica, show, speed, warm_up_until
+from phalanx.bench.machine import check_lengths, learn_first, running_replica, sample_only, show, speed, warm_up_until
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
 from phalanx.config.flags import parse_flags
 from phalanx.config.presets import preset
 from phalanx.errors import UserError, unknown
 from phalanx.runtime.affinity import on_any_core, usable_cores
+from phalanx.runtime.timing import Timing
 from phalanx.sampling.placement import place
 
 GAMES = ("breakout", "pong")
@@ -104,7 +105,7 @@ def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -
     emulators: dict[tuple[str, int, int], BareEmulators] = {}  # by game, processes and emulators to a process
     with contextlib.ExitStack() as stack:
         for name, shape, game, learn in tasks:
-            experiment = settled(shape, game, cores, flags)
+            experiment = sized_for_machine(shape, game, cores, flags)
             placement = place(experiment, "cuda")
             kind = experiment.env.name, max(placement.workers, 2 * cores), placement.envs_per_worker
             if kind not in emulators:
@@ -114,7 +115,7 @@ def measure(seconds: float, repeats: int, flags: list[str], tasks: list[Task]) -
     return results
 
 
-def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment:
+def sized_for_machine(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment:
     """A preset on so many cores with the Nature network, every learner's batch as the preset has it."""
     from phalanx.probe import resolve_precision
 
@@ -129,13 +130,14 @@ def settled(shape: Shape, game: str, cores: int, flags: list[str]) -> Experiment
         workers=workers,
         pin=shape.busy,
         decorrelation=100,
+        overlap=True,
     )
     experiment = dataclasses.replace(
         base,
         env=dataclasses.replace(base.env, game=game),
         model=dataclasses.replace(base.model, torso="nature"),
         sampler=sampler,
-        topology=SynchronousConfig(overlap=True),
+        topology=SynchronousConfig(),
     )
     if isinstance(base.algorithm, A2CConfig):
         experiment = dataclasses.replace(experiment, algorithm=dataclasses.replace(base.algorithm, importance=True))
@@ -154,17 +156,24 @@ def beside_emulator(
         limits.append(emulators.speed(seconds))
 
     with running_replica(experiment) as replica:
-        collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
-        action = replica.iterate if learn else collect
+        sample = sample_only(replica)
+
+        def action() -> dict[str, float]:
+            """One iteration; the seconds it took by stage."""
+            if learn:
+                return replica.iterate().seconds
+            sample()
+            return replica.timing.take()
+
         if learn:
-            learn_first(replica)
+            learn_first(replica, experiment.preset)
         warm_up_until(action, SETTLING)
         look_at_emulators()
         for _ in range(repeats if learn else 2 * repeats):  # sampling is so near the limit that noise matters most
             action()  # everyone is at work again, and has moved where environments may move after a pause
-            replica.timing.reset()
-            samples.append(speed(replica, action, seconds))
-            shares.append(replica.timing.shares())
+            timing = Timing()
+            samples.append(speed(replica, lambda: timing.add_all(action()), seconds))  # noqa: B023
+            shares.append(timing.shares())
             look_at_emulators()
         with BusyShare() as busy:  # in a window of its own: the driver's tool takes time from a core and the GPU
             warm_up_until(action, seconds)

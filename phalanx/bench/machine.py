@@ -25,9 +25,11 @@ from phalanx.config import AtariConfig, Experiment
 from phalanx.config.flags import parse_flags
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import RunError, UserError, require, tell
+from phalanx.runtime.timing import Timing
 
 if TYPE_CHECKING:
     from phalanx.replica.replica import Replica
+    from phalanx.sampling.collector import HandOver
     from phalanx.seams import VectorEnvs
 
 LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
@@ -116,13 +118,13 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
 
     with running_replica(experiment) as replica:
         assert isinstance(replica, Replica)
-        learn_first(replica)
+        learn_first(replica, experiment.preset)
         warm_up_until(replica.iterate, min(3.0, seconds))
         samples, shares = [], []
         for _ in range(repeats):
-            replica.timing.reset()
-            samples.append(speed(replica, replica.iterate, seconds))
-            shares.append(replica.timing.shares())
+            timing = Timing()
+            samples.append(speed(replica, lambda: timing.add_all(replica.iterate().seconds), seconds))  # noqa: B023
+            shares.append(timing.shares())
     return {
         "preset": experiment.preset,
         "env": experiment.env.name,
@@ -133,15 +135,14 @@ def training(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
     }
 
 
-def learn_first(replica: Replica) -> None:
+def learn_first(replica: Replica, preset: str) -> None:
     """Until learning has begun: a replay memory must be filled before."""
     limit = time.monotonic() + LEARNING_LIMIT
     while replica.progress.updates == 0:
         replica.iterate()
         if time.monotonic() > limit:
             raise RunError(
-                f"{replica.experiment.preset} did not begin to learn within {LEARNING_LIMIT:g} s; lower "
-                f"--algorithm.learning-starts"
+                f"{preset} did not begin to learn within {LEARNING_LIMIT:g} s; lower --algorithm.learning-starts"
             )
 
 
@@ -158,7 +159,7 @@ def speed(replica: Replica, action: Callable[[], Any], seconds: float) -> float:
     ahead, a short window has few whole rollouts, and how far ahead they are differs from one end to the next."""
 
     def taken() -> int:
-        return replica.progress.steps + replica.collector.under_way
+        return replica.progress.steps + replica.collector.course.steps_under_way
 
     before, start = taken(), time.perf_counter()
     warm_up_until(action, seconds)
@@ -173,13 +174,13 @@ class running_replica:  # noqa: N801  (used like a function)
 
     def __enter__(self) -> Any:
         from phalanx.replay.experience import FRAMES_ON_HOST, Replay
-        from phalanx.replica.replica import make_replica
+        from phalanx.replica.build import make_replica
         from phalanx.runtime.device import choose_compute
         from phalanx.topologies.serial import make_envs as serial_envs
         from phalanx.topologies.synchronous import make_envs as process_envs
 
         experiment = self.experiment
-        compute = choose_compute(experiment.run)
+        compute = choose_compute(experiment.run).install()
         make = serial_envs if experiment.topology.name == "serial" else process_envs
         self.envs = make(experiment, compute, tell)
         try:
@@ -238,9 +239,25 @@ def random_steps(envs: VectorEnvs) -> Callable[[int], None]:
     return step
 
 
+class AlwaysOn:
+    """A companion of the collector where nothing is learnt: environments that are done early go on at once."""
+
+    def work_in_gap(self) -> None: ...
+
+    def hand_over(self) -> HandOver:
+        from phalanx.sampling.collector import HandOver
+
+        return HandOver.BEGIN
+
+
+def sample_only(replica: Replica) -> Callable[[], Any]:
+    """A call that collects one more rollout, with the network choosing the actions and nothing learnt."""
+    return lambda: replica.collector.collect(AlwaysOn())
+
+
 def inference_speed(experiment: Experiment, seconds: float) -> float:
     """Steps per second with the network choosing the actions and nothing learnt."""
     with running_replica(experiment) as replica:
-        collect = lambda: replica.collector.collect(replica.progress, hand_over=lambda: True)  # noqa: E731
+        collect = sample_only(replica)
         warm_up_until(collect, 1.0)
         return speed(replica, collect, seconds)

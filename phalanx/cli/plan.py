@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, DQNConfig, Experiment, PPOConfig
+from phalanx.config import AtariConfig, Experiment, PPOConfig
 from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
 from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, rollouts_bytes
-from phalanx.registry import MakeEnv
+from phalanx.registry import MakeEnv, memory_of, topology
 from phalanx.replay.experience import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
-from phalanx.sampling.captured import rows_of_a_launch
+from phalanx.sampling.graph_answers import rows_of_a_launch
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.types import EnvSpec
 
@@ -69,12 +69,12 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     rows, compute = sampler.rollout_steps, choose_compute(experiment.run)
     groups = sampler.groups * place(experiment, compute.device.type).squads
     together = sampler.environments // groups
-    if compute.graphs and experiment.topology.name != "serial":
+    if compute.graphs and topology(experiment).worker_processes:
         together = rows_of_a_launch([together] * groups)
     if isinstance(algorithm, PPOConfig):
         learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
-    elif isinstance(algorithm, DQNConfig):
-        learning = f"{algorithm.updates_per_rollout(rows):g} updates of {algorithm.batch_size} from replay"
+    elif (memory := memory_of(experiment)) is not None:
+        learning = f"{memory.updates_per_rollout(rows):g} updates of {memory.batch_size} from replay"
     else:
         learning = f"1 update of {rows}"
     rate = learning_rate_schedule(experiment)
@@ -95,8 +95,8 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
 def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     parameters, rollouts = parameter_count(experiment, spec), rollouts_bytes(experiment, spec)
     replay = 0
-    if isinstance(experiment.algorithm, DQNConfig):
-        replay = replay_bytes(experiment.algorithm, spec, experiment.sampler.environments)
+    if (memory := memory_of(experiment)) is not None:
+        replay = replay_bytes(memory, spec, experiment.sampler.environments)
     return [
         ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
         (
@@ -110,6 +110,6 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
 def _changes(experiment: Experiment) -> list[tuple[str, str]]:
     if experiment.preset not in PRESETS:
         return []
-    changes = difference(experiment, PRESETS[experiment.preset][1].settled())
+    changes = difference(experiment, PRESETS[experiment.preset][1].with_derived_values())
     changes.pop("preset", None)
     return [("changed", f"{name}: {old} -> {new}") for name, (old, new) in changes.items()] or [("changed", "nothing")]

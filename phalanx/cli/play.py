@@ -86,7 +86,7 @@ def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     model = make_network(experiment, spec).to(compute.device)
     FlatParameters(model).load(loaded.weights)
     policy = make_evaluation_policy(experiment, model, compute, options.greedy)
-    return experiment.env, policy, compute, Progress(**loaded.state["replica"]["progress"])
+    return experiment.env, policy, compute, Progress(**loaded.state["clocks"])
 
 
 def not_negative(value: int, name: str) -> int:

@@ -13,34 +13,35 @@ FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "
 
 def train(arguments: list[str]) -> int:
     experiment = parse_experiment("train", arguments)
-    from phalanx.sampling.placement import start_early
+    from phalanx.sampling.placement import prestart
 
-    early = start_early(experiment, tell)
+    prestarted = prestart(experiment, tell)
     try:
         from phalanx.probe import check_pieces, resolve_precision
-        from phalanx.registry import topology
+        from phalanx.registry import find, topology
         from phalanx.runs.directory import locked, new_directory, run_checkpoints
         from phalanx.runs.session import Session
         from phalanx.runtime.device import choose_compute
 
-        check_pieces(experiment, None if early is None else early.spec.seen)
-        if early is not None and choose_compute(experiment.run).device.type != "cuda":
-            early.close()  # torch cannot use the GPU: they would only be in the way
-            early = None
+        check_pieces(experiment, None if prestarted is None else prestarted.spec.seen)
+        if prestarted is not None and choose_compute(experiment.run).device.type != "cuda":
+            prestarted.close()  # torch cannot use the GPU: they would only be in the way
+            prestarted = None
         experiment = resolve_precision(experiment)
         directory = new_directory(experiment)
         checkpoints = run_checkpoints(experiment, directory, tell)
         with locked(directory):
-            return Session(experiment, directory, checkpoints, early=early).run(topology(experiment))
+            session = Session(experiment, directory, checkpoints, prestarted=prestarted)
+            return session.run(find(topology(experiment).run))
     finally:
-        if early is not None:
-            early.close()
+        if prestarted is not None:
+            prestarted.close()
 
 
 def resume(arguments: list[str]) -> int:
     directory, flags = named_run("resume", arguments)
     from phalanx.config.stored import difference, load
-    from phalanx.registry import topology
+    from phalanx.registry import find, topology
     from phalanx.runs.directory import locked, run_checkpoints
     from phalanx.runs.session import Session
 
@@ -52,11 +53,11 @@ def resume(arguments: list[str]) -> int:
     checkpoints = run_checkpoints(experiment, directory, tell)
     with locked(directory):
         loaded = checkpoints.load()
-        return Session(experiment, directory, checkpoints, loaded).run(topology(experiment))
+        return Session(experiment, directory, checkpoints, loaded).run(find(topology(experiment).run))
 
 
 def fixed_by(saved: Experiment) -> list[str]:
     """Further values that a resumed run cannot change: they shape what its checkpoints hold."""
     kept = ["sampler.batch"]  # the horizon that followed from it is kept, and would win
-    kept += ["sampler.horizon"] if getattr(saved.topology, "overlap", False) else []
+    kept += ["sampler.horizon"] if saved.sampler.overlap else []
     return kept + (["algorithm.prioritized"] if getattr(saved.algorithm, "checkpoint_replay", False) else [])

@@ -14,7 +14,6 @@ from phalanx.config.experiment import (
     DQNConfig,
     Experiment,
     PPOConfig,
-    SynchronousConfig,
     nearest_divisor,
 )
 from phalanx.config.stored import require_choice
@@ -120,11 +119,10 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> N
 
 
 def _overlap(experiment: Experiment) -> None:
-    overlap = isinstance(experiment.topology, SynchronousConfig) and experiment.topology.overlap
-    if overlap and isinstance(experiment.algorithm, A2CConfig):
+    if experiment.sampler.overlap and isinstance(experiment.algorithm, A2CConfig):
         require(
             experiment.algorithm.importance,
-            "topology.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
+            "sampler.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
         )
 
 

@@ -296,6 +296,10 @@ class SamplerConfig:
     resets: Literal["swap", "wait"] = "swap"
     """swap: the next episode begins at once, from a start prepared ahead. wait: a finished environment
     idles, masked, until the rollout ends, and prepares its reset while the learner works (Stooke & Abbeel)."""
+    overlap: bool = False
+    """Learn from the last rollout while the next is collected: the policy lag is exactly one rollout."""
+    raw_screens: bool = True
+    """With a GPU, Atari workers publish raw screens, and the frames are made on the device."""
     workers: int = number(0, least=0, most=10_000)
     """Worker processes; 0 means as many as fit the cores. Topology `serial` uses none."""
     workers_per_core: int = number(1, least=1, most=100)
@@ -334,10 +338,6 @@ class SynchronousConfig:
 
     name: Literal["synchronous"] = "synchronous"
     """The topology."""
-    overlap: bool = False
-    """Learn from the last rollout while the next is collected: the policy lag is exactly one rollout."""
-    raw_screens: bool = True
-    """With a GPU, Atari workers publish raw screens, and the frames are made on the device."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ class Experiment:
     run: RunConfig = field(default_factory=RunConfig)
     """Budget, place, seed, records."""
 
-    def settled(self) -> Experiment:
+    def with_derived_values(self) -> Experiment:
         """The same with values that follow from others filled in: the horizon of a fixed batch."""
         sampler = self.sampler
         if sampler.horizon or not sampler.batch:
@@ -426,7 +426,7 @@ class Experiment:
         from phalanx.config.checks import check, check_bounds
 
         check_bounds(self)  # first, as numbers without bounds can take hours to divide
-        experiment = self.settled()
+        experiment = self.with_derived_values()
         check(experiment)
         return experiment
 

@@ -115,8 +115,9 @@ PONG_FAST = dataclasses.replace(
         discount=0.96, final_discount=0.99, discount_length=500_000, epochs=4, minibatches=16, clip=0.1
     ),
     optimizer=OptimizerConfig(rule="adam", learning_rate=6e-4, final_learning_rate=5e-5, schedule_length=1_300_000),
-    sampler=SamplerConfig(environments=60, horizon=32, groups=2, squads=10, workers_per_core=2, decorrelation=300),
-    topology=SynchronousConfig(overlap=True),
+    sampler=SamplerConfig(
+        environments=60, horizon=32, groups=2, squads=10, workers_per_core=2, decorrelation=300, overlap=True
+    ),
 )
 
 BREAKOUT_FAST = dataclasses.replace(
@@ -125,7 +126,9 @@ BREAKOUT_FAST = dataclasses.replace(
     model=ModelConfig(torso="residual"),
     algorithm=PPOConfig(epochs=4, minibatches=32, clip=0.1, entropy_coef=0.003),
     optimizer=OptimizerConfig(rule="adam", learning_rate=4e-4, final_learning_rate=3e-5, schedule_length=3_000_000),
-    sampler=SamplerConfig(environments=120, horizon=64, groups=1, squads=15, workers_per_core=2, decorrelation=300),
+    sampler=SamplerConfig(
+        environments=120, horizon=64, groups=1, squads=15, workers_per_core=2, decorrelation=300, overlap=True
+    ),
     run=RunConfig(steps=20_000_000, target_score=300.0),
 )
 

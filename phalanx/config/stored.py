@@ -38,10 +38,20 @@ def load(path: Path, report: Callable[[str], None] = tell) -> Experiment:
         raise UserError(f"cannot read {path} ({error.strerror}); put the run's own config.json there") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
-    experiment: Experiment = _typed(Experiment, values, str(path))
+    experiment: Experiment = _typed(Experiment, values := moved(values), str(path))
     for name, default in missing(experiment, values).items():
         report(f"{path} lacks {name}; taking the default {default}")
     return experiment
+
+
+def moved(values: Any) -> Any:
+    """The same values with keys where they are now: `overlap` and `raw_screens` were those of one topology."""
+    try:
+        topology, sampler = dict(values["topology"]), values["sampler"]
+        found = {"overlap": topology.pop("overlap", False), "raw_screens": topology.pop("raw_screens", True)}
+        return {**values, "topology": topology, "sampler": {**found, **sampler}}
+    except (KeyError, TypeError, AttributeError):
+        return values  # what is wrong with it is said by whoever reads it
 
 
 def missing(built: Any, values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

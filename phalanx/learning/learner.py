@@ -1,30 +1,31 @@
-"""The learner: steps 6 to 9 of a transition's way. It makes gradients; the parameter store applies them.
+"""The learner: steps 6 to 8 of a transition's way. It makes gradients; the parameter store applies them.
 
-    for batch in algorithm.batches(experience):   loss -> backward -> flat gradient -> clip -> store.push
+    for batch in algorithm.batches(experience):   loss -> backward -> flat gradient -> store.push
 
-On a GPU the whole update is captured once as a CUDA graph and replayed for every batch of the same kind.
+`learning/graph_learner.py` is its variant for a GPU, where the whole update is a CUDA graph.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms import Algorithm
 from phalanx.algorithms.schedules import Schedule
-from phalanx.config import OptimizerConfig
+from phalanx.deferred import DeferredBatch
 from phalanx.errors import NotFinite
 from phalanx.learning.averages import MetricAverager
 from phalanx.parameters.flat import FlatParameters
-from phalanx.parameters.rules import average_norm_clip, global_norm_clip
+from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute, restore_generator
 from phalanx.runtime.timing import Timing
-from phalanx.seams import Experience, ParameterStore
-from phalanx.types import Chosen, Gradient, Loss, Progress
+from phalanx.seams import Experience, Memory, ParameterStore
+from phalanx.types import Gradient, Loss, Progress
 
 
 class Learner:
@@ -32,45 +33,50 @@ class Learner:
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         parameters: FlatParameters,
         store: ParameterStore,
         algorithm: Algorithm,
-        optimizer: OptimizerConfig,
         learning_rate: Schedule,
         compute: Compute,
-        seed: int,
+        clocks: Clocks,
         timing: Timing,
+        seed: int,
     ) -> None:
         self.model = model
         self.parameters = parameters
         self.store = store
         self.algorithm = algorithm
-        self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.compute = compute
-        self.shuffle = torch.Generator(compute.device).manual_seed(seed)
+        self.clocks = clocks
         self.timing = timing
+        self.shuffle = torch.Generator(compute.device).manual_seed(seed)
         self.metrics = MetricAverager()
 
-    def learn(self, experience: Experience, progress: Progress) -> None:
+    def learn(self, experience: Experience) -> None:
         """Learn from the experience as often as the algorithm wants."""
-        for _ in self.updates(experience, progress):
+        for _ in self.updates(experience, self.clocks.now()):
             pass
 
-    def updates(self, experience: Experience, progress: Progress) -> Iterator[None]:
-        """The same, one update at a time, for topologies that do something else in between."""
+    def updates(self, experience: Experience, begun: Progress) -> Iterator[bool]:
+        """The same, one update at a time, for whoever does something else in between. Schedules go by the steps and
+        games of `begun`, a reading of the clocks, whatever is collected meanwhile; updates are counted on."""
         started = time.perf_counter()
-        batches = self.algorithm.batches(experience, progress, self.shuffle)
+
+        def now() -> Progress:
+            newest = self.clocks.now()
+            return replace(begun, updates=newest.updates, version=newest.version)
+
+        batches = self.algorithm.batches(experience, now, self.shuffle)
         while (batch := self._next(batches)) is not None:
-            priorities = self.update(batch, progress)
-            if priorities is not None:
-                experience.feedback(batch.ids, priorities)
-            progress.updates += 1
+            self.update(batch, now(), experience)
+            self.clocks.count(updates=1)
             self.timing.add("learn", time.perf_counter() - started)
-            yield
+            yield True
             started = time.perf_counter()
-        self.store.pull(self.model)
+        self.clocks.reach(self.store.pull(self.parameters))
         self.timing.add("learn", time.perf_counter() - started)
 
     def _next(self, batches: Iterator[Any]) -> Any:
@@ -78,43 +84,35 @@ class Learner:
         with self.compute.autocast():
             return next(batches, None)
 
-    def update(self, batch: Any, progress: Progress) -> Tensor | None:
-        """One gradient step; new priorities of the batch's rows, if the experience is still to be told of any."""
+    def update(self, batch: Any, progress: Progress, experience: Experience) -> None:
+        """One gradient step; the experience hears of new priorities, if there are any."""
         device = self.compute.device
         values = self.algorithm.scalars(progress)
         scalars = {name: torch.tensor(value, device=device) for name, value in values.items()}
-        rows = gathered(batch)
-        loss, norm = self.gradient(rows, scalars)
-        if not bool(torch.isfinite(loss.total.detach() + norm)):
-            raise not_finite(loss, norm, f"update {progress.updates}", rows)
-        gradient = Gradient(self.parameters.grad, progress.version)
-        progress.version = self.store.push(gradient, self.learning_rate(progress))
-        self.metrics.add({**loss.metrics, "loss/total": loss.total.detach(), "loss/gradient_norm": norm})
-        return still_to_tell(batch, rows, loss.priorities)
+        rows = materialise(batch)
+        loss, gradient = self.gradient(rows, scalars)
+        try:
+            self.clocks.reach(self.store.push(gradient, self.learning_rate(progress)))
+        except NotFinite:
+            raise not_finite(gradient, f"update {progress.updates}", rows) from None
+        assert gradient.norm is not None
+        self.metrics.add({**loss.metrics, "loss/total": gradient.loss, "loss/gradient_norm": gradient.norm})
+        report_priorities(batch, rows, loss.priorities, experience)
 
-    def gradient(self, batch: Any, scalars: dict[str, Tensor]) -> tuple[Loss, Tensor]:
-        """Leave the clipped gradient of a batch in the flat vector; the loss and the norm before the clip."""
+    def gradient(self, batch: Any, scalars: dict[str, Tensor]) -> tuple[Loss, Gradient]:
+        """The loss of a batch and its gradient, which lies in the model's flat vector."""
         self.parameters.clear()
         with self.compute.autocast():
             loss = self.algorithm.loss(self.model, batch, scalars)
         loss.total.backward()
         self.parameters.gather()
-        return loss, self.clip()
-
-    def clip(self) -> Tensor:
-        """Clip the flat gradient in place; its norm before."""
-        if self.optimizer.clip == "global":
-            return global_norm_clip(self.parameters.grad, self.optimizer.clip_norm)
-        norm = self.parameters.grad.norm()
-        if self.optimizer.clip == "average":
-            average_norm_clip(self.parameters.grad, self.parameters.slices.values(), self.optimizer.clip_norm)
-        return norm
+        return loss, Gradient(self.parameters.grad, loss.total.detach(), self.clocks.version)
 
     def take_metrics(self) -> dict[str, float]:
         """Means of what was logged since the last call."""
         return self.metrics.take()
 
-    def check(self, progress: Progress) -> None:
+    def check(self) -> None:
         """Raise what could not be raised at once; here everything was."""
 
     def state(self) -> dict[str, Any]:
@@ -125,22 +123,22 @@ class Learner:
         self.algorithm.restore(state["algorithm"])
 
 
-def gathered(batch: Any) -> Any:
+def materialise(batch: Any) -> Any:
     """The rows themselves, where they were only chosen so far."""
-    return batch.gather() if isinstance(batch, Chosen) else batch
+    return batch.gather() if isinstance(batch, DeferredBatch) else batch
 
 
-def still_to_tell(batch: Any, rows: Any, priorities: Tensor | None) -> Tensor | None:
-    """The priorities, unless the batch itself passes them on."""
-    if priorities is None or not isinstance(batch, Chosen):
-        return priorities
-    batch.feedback(rows.ids, priorities)
-    return None
+def report_priorities(batch: Any, rows: Any, priorities: Tensor | None, experience: Experience) -> None:
+    """Tell the experience what was learnt of the rows it gave."""
+    if priorities is not None:
+        source = batch if isinstance(batch, DeferredBatch) else cast(Memory, experience)
+        source.feedback(rows.ids, priorities)
 
 
-def not_finite(loss: Loss, norm: Tensor, update: str, batch: Any) -> NotFinite:
+def not_finite(gradient: Gradient, update: str, batch: Any) -> NotFinite:
+    norm = gradient.flat.norm() if gradient.norm is None else gradient.norm
     return NotFinite(
-        f"the loss ({float(loss.total.detach()):g}) or the gradient norm ({float(norm):g}) of {update} is not finite; "
+        f"the loss ({float(gradient.loss):g}) or the gradient norm ({float(norm):g}) of {update} is not finite; "
         f"a lower optimizer.learning_rate or reward clipping may help",
         batch,
     )

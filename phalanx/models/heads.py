@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from phalanx.config import ModelConfig
+from phalanx.config import Experiment, ModelConfig
 from phalanx.models.torsos import initialise, make_torso
 from phalanx.types import EnvSpec
 
@@ -30,3 +30,7 @@ class ActorCritic(nn.Module):
 def make_model(config: ModelConfig, spec: EnvSpec, stack: int) -> ActorCritic:
     """The network a configuration describes, initialised from torch's global generator."""
     return ActorCritic(config, spec, stack)
+
+
+def make_network(experiment: Experiment, spec: EnvSpec) -> ActorCritic:
+    return make_model(experiment.model, spec, experiment.env.stack)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.config import C51Config, DQNConfig, ModelConfig
+from phalanx.config import C51Config, DQNConfig, Experiment, ModelConfig
 from phalanx.models.torsos import ConvTorso, Dense, initialise, make_torso
 from phalanx.types import EnvSpec
 
@@ -112,3 +112,8 @@ def make_q_model(
         return QNetwork(make_head(config, spec, stack, 1))
     support = torch.linspace(algorithm.v_min, algorithm.v_max, algorithm.atoms)
     return CategoricalQNetwork(make_head(config, spec, stack, algorithm.atoms), support)
+
+
+def make_network(experiment: Experiment, spec: EnvSpec) -> QNetwork | CategoricalQNetwork:
+    assert isinstance(experiment.algorithm, DQNConfig)
+    return make_q_model(experiment.model, experiment.algorithm, spec, experiment.env.stack)

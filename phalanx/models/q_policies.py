@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from phalanx.algorithms.schedules import Schedule
+from phalanx.config import DQNConfig, Experiment
 from phalanx.runtime.device import Compute
 from phalanx.types import PolicyOutput, Progress
 
@@ -40,14 +42,14 @@ class EpsilonGreedyPolicy:
         self.now.fill_(self.epsilon(progress))
 
     @torch.no_grad()
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, uniform: Tensor, rows: slice | Tensor) -> PolicyOutput:
         with self.compute.autocast():
             q = self.model(stacks, history)
         value, greedy = q.max(1)
-        epsilon = self.now.expand_as(noise)
+        epsilon = self.now.expand_as(uniform)
         if self.exponents is not None:
             epsilon = epsilon ** self.exponents[rows]
-        action = torch.where(noise < epsilon, random_action(noise, epsilon, q.shape[1]), greedy)
+        action = torch.where(uniform < epsilon, random_action(uniform, epsilon, q.shape[1]), greedy)
         return PolicyOutput(action, torch.zeros_like(value), value)
 
     def value(self, stacks: Tensor, history: Tensor) -> Tensor:
@@ -60,6 +62,20 @@ def epsilon_exponents(spread: float, environments: int) -> Tensor:
     return 1 + spread * torch.arange(environments) / max(environments - 1, 1)
 
 
-def random_action(noise: Tensor, epsilon: Tensor, actions: int) -> Tensor:
-    """The action that `noise` [N], uniform below epsilon, falls on; of no meaning where noise is not below."""
-    return (noise / epsilon.clamp(min=1e-12) * actions).clamp(max=actions - 1).long()
+def random_action(uniform: Tensor, epsilon: Tensor, actions: int) -> Tensor:
+    """The action that `uniform` [N], evenly spread below epsilon, falls on; of no meaning where it is not below."""
+    return (uniform / epsilon.clamp(min=1e-12) * actions).clamp(max=actions - 1).long()
+
+
+def make_policy(experiment: Experiment, model: nn.Module, compute: Compute, environments: int) -> EpsilonGreedyPolicy:
+    algorithm = experiment.algorithm
+    assert isinstance(algorithm, DQNConfig)
+    epsilon = Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
+    return EpsilonGreedyPolicy(model, compute, epsilon, algorithm.epsilon_spread, environments)
+
+
+def make_evaluation_policy(
+    experiment: Experiment, model: nn.Module, compute: Compute, greedy: bool
+) -> EpsilonGreedyPolicy:
+    assert isinstance(experiment.algorithm, DQNConfig)
+    return EpsilonGreedyPolicy.evaluation(model, compute, 0.0 if greedy else experiment.algorithm.epsilon_eval)

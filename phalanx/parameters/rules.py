@@ -8,7 +8,7 @@ no vector register differently). Nothing here waits for a device: all of it can 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -143,6 +143,24 @@ def make_rule(config: OptimizerConfig) -> Rule:
 def slice_state(state: State, part: slice) -> State:
     """The state of a part of the parameters: views of the vectors, and a step counter of the part's own."""
     return {key: value[part] if value.dim() else value.clone() for key, value in state.items()}
+
+
+Clip = Callable[[Tensor], Tensor]
+"""Clips a flat gradient in place; its L2 norm before."""
+
+
+def make_clip(config: OptimizerConfig, slices: Iterable[slice]) -> Clip:
+    """The norm clip a configuration names; `slices` are the places of the model's tensors in the flat vector."""
+    parts = list(slices)
+
+    def average(gradient: Tensor) -> Tensor:
+        norm = gradient.norm()
+        average_norm_clip(gradient, parts, config.clip_norm)
+        return norm
+
+    if config.clip == "global":
+        return lambda gradient: global_norm_clip(gradient, config.clip_norm)
+    return average if config.clip == "average" else lambda gradient: gradient.norm()
 
 
 def global_norm_clip(gradient: Tensor, max_norm: float) -> Tensor:

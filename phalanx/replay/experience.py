@@ -9,19 +9,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from phalanx.config import DQNConfig
+from phalanx.config import DQNConfig, Experiment
+from phalanx.deferred import DeferredBatch
 from phalanx.errors import require
 from phalanx.replay.indexing import Index, PrioritizedIndex, UniformIndex, index_bytes
 from phalanx.replay.storage import FrameStorage, frame_bytes, free_bytes, storage_bytes
 from phalanx.seams import Saver
-from phalanx.types import Chosen, EnvSpec, ReplayBatch, Rollout
+from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs; of page-locked host memory to all others
 FRAMES_ON_HOST = "frames lie in page-locked memory of the host, as the GPU has no room for them"
 ADVICE = "lower algorithm.replay_size"
 
 
-class Latest:
+class LatestRollout:
     """Holds the newest rollout until the next one comes."""
 
     def __init__(self) -> None:
@@ -35,10 +36,7 @@ class Latest:
             raise RuntimeError("nothing was collected yet")
         return self.rollout
 
-    def feedback(self, ids: Tensor, priorities: Tensor) -> None:
-        """On-policy rows have no priorities."""
-
-    def sever(self) -> None:
+    def mark_gap(self) -> None:
         """Nothing outlives a rollout."""
 
     def state(self) -> dict[str, Any]:
@@ -51,23 +49,23 @@ class Latest:
 
 
 @dataclass
-class DrawnRows(Chosen):
+class DrawnRows(DeferredBatch):
     """A batch of a memory before it is known which rows it has: that depends on the priorities when it is gathered."""
 
-    INPUTS: ClassVar = ("chance", "importance_exponent")
+    INPUTS: ClassVar = ("uniform", "importance_exponent")
 
-    chance: Tensor  # [N], uniform in [0, 1)
+    uniform: Tensor  # [N], drawn from [0, 1)
     importance_exponent: Tensor
     memory: Replay
 
     def __getitem__(self, rows: slice) -> DrawnRows:
         """Some of them; prioritised ones are drawn from equal parts of the whole batch, which cannot be divided."""
-        return replace(self, chance=self.chance[rows])
+        return replace(self, uniform=self.uniform[rows])
 
     def gather(self) -> ReplayBatch:
-        return self.memory.read(self.chance, self.importance_exponent)
+        return self.memory.read(self.uniform, self.importance_exponent)
 
-    def places(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
         """Of the memory's tables only that of truncated episodes' last frames grows."""
         table = self.memory.storage.last_frames
         return id(self.memory), table.data_ptr(), len(table)
@@ -75,8 +73,8 @@ class DrawnRows(Chosen):
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         self.memory.feedback(ids, priorities)
 
-    def changed_by_feedback(self) -> list[Tensor]:
-        return self.memory.index.changed_by_update()
+    def mutated_tensors(self) -> list[Tensor]:
+        return self.memory.index.mutated_tensors()
 
 
 class Replay:
@@ -100,24 +98,24 @@ class Replay:
         self.storage.put(rollout)
         self._move()
 
-    def sever(self) -> None:
+    def mark_gap(self) -> None:
         """The next rollout does not continue the last one: environments began anew."""
-        self.storage.sever()
+        self.storage.mark_gap()
 
-    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch | DrawnRows:
+    def draw(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch | DrawnRows:
         """A batch drawn from memory; the exponent 1 undoes the bias of prioritised draws. For a GPU it is drawn later,
         as part of the update."""
         if len(self.index) == 0:
             raise RuntimeError("nothing can be drawn yet")
         device = self.storage.device
-        chance = torch.rand(batch_size, generator=generator, device=device, dtype=torch.float64)
+        uniform = torch.rand(batch_size, generator=generator, device=device, dtype=torch.float64)
         if self.storage.may_look:
-            return self.read(chance, importance_exponent)
-        return DrawnRows(chance, torch.full((), importance_exponent, device=device, dtype=torch.float64), self)
+            return self.read(uniform, importance_exponent)
+        return DrawnRows(uniform, torch.full((), importance_exponent, device=device, dtype=torch.float64), self)
 
-    def read(self, chance: Tensor, importance_exponent: float | Tensor) -> ReplayBatch:
-        """The rows that such chances lead to now."""
-        return self.storage.read(*self.index.draw(chance, importance_exponent))
+    def read(self, uniform: Tensor, importance_exponent: float | Tensor) -> ReplayBatch:
+        """The rows that such numbers lead to now."""
+        return self.storage.read(*self.index.draw(uniform, importance_exponent))
 
     def feedback(self, ids: Tensor, priorities: Tensor) -> None:
         self.index.update(ids, priorities)
@@ -184,3 +182,41 @@ def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int,
     if config.prioritized:
         index = PrioritizedIndex(rows, config.priority_exponent, config.new_priority, device)
     return Replay(storage, index, config.checkpoint_replay)
+
+
+def make_latest(experiment: Experiment, spec: EnvSpec, environments: int, device: torch.device) -> LatestRollout:
+    return LatestRollout()
+
+
+def make_memory(experiment: Experiment, spec: EnvSpec, environments: int, device: torch.device) -> Replay:
+    assert isinstance(experiment.algorithm, DQNConfig)
+    return make_replay(experiment.algorithm, spec, experiment.env.stack, environments, device)
+
+
+class WarmUp:
+    """How far a memory is from being learnt from: at the start, and after a resume without it. The replica tells the
+    session."""
+
+    def __init__(self, config: DQNConfig, spec: EnvSpec, memory: Replay) -> None:
+        self.starts = config.learning_starts
+        self.memory = memory
+        self.bytes = replay_bytes(config, spec, memory.storage.environments)
+
+    def missing(self, steps: int) -> int:
+        """Steps still to be collected before the memory is learnt from, when `steps` were."""
+        return max(0, self.starts - steps, min(self.starts, self.memory.storage.rows) - self.memory.size)
+
+    def numbers(self, steps: int) -> dict[str, float]:
+        """For a record: the share of those steps that is done, until all are."""
+        missing = self.missing(steps)
+        return {"warmup": (self.starts - missing) / self.starts} if missing else {}
+
+    def sentence(self, steps: int) -> str:
+        """What the memory takes, and when learning will start, or go on."""
+        storage = self.memory.storage
+        sentence = f"the replay memory of {storage.rows:,} steps takes up to {self.bytes / 1e9:.2f} GB"
+        if storage.frames_on_host:
+            sentence += f"; its {FRAMES_ON_HOST}"
+        if missing := self.missing(steps):
+            sentence += f"; learning {'goes on' if steps else 'starts'} after {missing:,} steps"
+        return sentence

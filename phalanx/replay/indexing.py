@@ -28,12 +28,12 @@ class Index(Protocol):
     def move(self, drawable: range, cut: Tensor) -> None:
         """Follow the storage: ids before `drawable` are gone, ids after the last one known are new. `cut` [rows]."""
 
-    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [N] and their importance weights; `chance` [N], uniform in [0, 1), decides."""
+    def draw(self, uniform: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [N] and their importance weights; `uniform` [N], drawn from [0, 1), decides."""
 
     def update(self, ids: Tensor, priorities: Tensor) -> None: ...
 
-    def changed_by_update(self) -> list[Tensor]: ...
+    def mutated_tensors(self) -> list[Tensor]: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -65,15 +65,15 @@ class UniformIndex:
         self.drawable = drawable
         note(self.span, self.first, len(self))
 
-    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, uniform: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
         first, count = self.span
-        ids = self.queue[((chance * count).long() + first) % len(self.queue)]
-        return ids, torch.ones(len(chance), device=chance.device)
+        ids = self.queue[((uniform * count).long() + first) % len(self.queue)]
+        return ids, torch.ones(len(uniform), device=uniform.device)
 
     def update(self, ids: Tensor, priorities: Tensor) -> None:
         """Uniform draws have no priorities."""
 
-    def changed_by_update(self) -> list[Tensor]:
+    def mutated_tensors(self) -> list[Tensor]:
         return []
 
     def state(self) -> dict[str, Any]:
@@ -120,11 +120,11 @@ class PrioritizedIndex:
         self.drawable = drawable
         note(self.span, drawable.start, drawable.stop)
 
-    def draw(self, chance: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, uniform: Tensor, importance_exponent: float | Tensor) -> tuple[Tensor, Tensor]:
         """One id from each of N equal parts of the total priority."""
         cumulative = self.sums.cumsum(0)
         total = cumulative[-1]
-        part = (torch.arange(len(chance), device=chance.device) + chance) / len(chance)
+        part = (torch.arange(len(uniform), device=uniform.device) + uniform) / len(uniform)
         point = torch.minimum((part * total).long(), total - 1)
         block = torch.searchsorted(cumulative, point, right=True)
         inside = point - (cumulative[block] - self.sums[block])
@@ -148,7 +148,7 @@ class PrioritizedIndex:
         blocks = (rows // BLOCK).clamp(max=len(self.sums) - 1)
         self.sums[blocks] = self.leaves.index_select(0, blocks).sum(1)
 
-    def changed_by_update(self) -> list[Tensor]:
+    def mutated_tensors(self) -> list[Tensor]:
         return [self.leaves, self.sums, self.greatest]
 
     def _fixed_point(self, priorities: Tensor) -> Tensor:

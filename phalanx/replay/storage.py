@@ -144,7 +144,7 @@ class FrameStorage:
             self._keep_last_frames(ids, torch.stack([rollout.last_frames[key] for key in keys]))
         self.written += steps
 
-    def sever(self) -> None:
+    def mark_gap(self) -> None:
         """The next rollout does not continue the last one: nothing is learnt from the steps in between."""
         if self.written:
             self.cut[(self.written - 1) % self.length] = True

@@ -34,9 +34,10 @@ from torch import Tensor
 
 from phalanx.errors import RunError, UserError
 from phalanx.files import open_plain, read_plain, remove, write_whole
+from phalanx.runs.formats import EARLIER
 from phalanx.runs.pack import pack, unpack
 
-FORMAT = 1
+FORMAT = 2
 FILES = ("model.safetensors", "state.safetensors", "state.json")
 MANIFEST_BYTES = 1 << 20  # no manifest is larger
 STATE_BYTES = 1 << 28  # nor is a state.json
@@ -225,6 +226,7 @@ def _read(path: Path, device: str | torch.device, check: Callable[[Any], None]) 
                 raise DamageError(f"{path / name} is damaged: its checksum is not the one in the manifest")
         weights = load_file(path / FILES[0], device=str(device))
         state = unpack(json.loads(read_plain(path / FILES[2], STATE_BYTES)), load_file(path / FILES[1]))
+        state = EARLIER[manifest["format"]](state) if manifest["format"] in EARLIER else state
         check(state)
     except (OSError, SafetensorError, *MALFORMED) as error:
         raise DamageError(f"the checkpoint {path} cannot be read ({in_one_line(error)})") from error
@@ -272,8 +274,10 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise DamageError(f"{path} is damaged: it cannot be read as JSON ({in_one_line(error)})") from error
     if not whole:
         raise DamageError(f"{path} is damaged: its contents do not match its own checksum")
-    if manifest.get("format") != FORMAT:
-        raise DamageError(f"{path} has format {manifest.get('format')}, but this version of phalanx reads {FORMAT}")
+    if manifest.get("format") not in (FORMAT, *EARLIER):
+        raise DamageError(
+            f"{path} has format {manifest.get('format')}, but this version of phalanx reads up to {FORMAT}"
+        )
     if type(manifest.get("steps")) is not int or manifest["steps"] != _steps(directory):
         raise DamageError(f"{path} is of step {manifest.get('steps')}, which is not what its directory says")
     score = manifest.setdefault("score", None)

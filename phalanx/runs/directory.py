@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shlex
@@ -123,24 +124,34 @@ def run_checkpoints(experiment: Experiment, directory: Path, report: Callable[[s
 
 def check_state(state: Any, environments: int) -> None:
     """Refuse, with a ValueError or what a wrong type raises, a state that cannot be one of a session's."""
-    replica, scores, seconds = state["replica"], state["scores"], state["time_s"]
-    for name in ("store", "learner", "experience"):
-        if not isinstance(replica[name], dict):
-            raise ValueError(f"replica.{name} is no dict")
-    clocks = replica["progress"]
-    if set(clocks) != set(Progress().state()) or not all(_is_count(value) for value in clocks.values()):
-        raise ValueError("replica.progress does not hold the clocks of a run")
-    sampling = replica["sampling"]
-    if sampling is not None:
-        slots = sampling["envs"]["slots"]
-        if not isinstance(sampling["collector"], dict) or not _is_count(sampling["envs"].get("births", 0)):
-            raise ValueError("replica.sampling has values of other types")
-        whole = all(set(slot) >= SLOT and _is_count(slot.get("incarnation", 0)) for slot in slots)
-        if len(slots) != environments or not whole:
-            raise ValueError(f"replica.sampling does not hold {environments} environments")
+    scores, seconds, clocks = state["scores"], state["time_s"], state["clocks"]
+    if not isinstance(state["store"], dict):
+        raise ValueError("store is no dict")
+    names = {field.name for field in dataclasses.fields(Progress)}
+    if set(clocks) != names or not all(_is_count(value) for value in clocks.values()):
+        raise ValueError("clocks does not hold the clocks of a run")
+    if not state["replicas"]:
+        raise ValueError("replicas is empty")
+    for replica in state["replicas"]:
+        _check_replica(replica, environments // len(state["replicas"]))
     numbers = [seconds, *scores["scores"], *([] if scores["best"] is None else [scores["best"]])]
     if not _is_count(scores["count"]) or not all(type(value) in (int, float) for value in numbers):
         raise ValueError("scores or time_s are no numbers")
+
+
+def _check_replica(replica: Any, environments: int) -> None:
+    for name in ("learner", "experience"):
+        if not isinstance(replica[name], dict):
+            raise ValueError(f"replicas.{name} is no dict")
+    sampling = replica["sampling"]
+    if sampling is None:
+        return
+    slots = sampling["envs"]["slots"]
+    if not isinstance(sampling["collector"], dict) or not _is_count(sampling["envs"].get("births", 0)):
+        raise ValueError("replicas.sampling has values of other types")
+    whole = all(set(slot) >= SLOT and _is_count(slot.get("incarnation", 0)) for slot in slots)
+    if len(slots) != environments or not whole:
+        raise ValueError(f"replicas.sampling does not hold {environments} environments")
 
 
 def _is_count(value: Any) -> bool:

@@ -1,44 +1,47 @@
 """A session: one sitting of a run. It owns the run directory, the budget, the logs, the checkpoints and the signals.
 
-Topologies hand it a replica; they know nothing of files or terminals.
+Topologies hand it reports; they know nothing of files or terminals:
+
+    with session.recording(replica, spec, compute):
+        while session.goes_on():
+            session.note(replica.iterate(session.may_run_ahead))
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from phalanx.config import DQNConfig, Experiment
+from phalanx.config import Experiment
 from phalanx.config.stored import save
 from phalanx.errors import NotFinite, RunError, UserError
-from phalanx.files import open_to_append, remove
-from phalanx.registry import make_evaluation_policy
-from phalanx.replay.experience import FRAMES_ON_HOST, Replay, replay_bytes
-from phalanx.replica.replica import Replica
-from phalanx.runs.background import BackgroundWriter
+from phalanx.files import open_to_append
+from phalanx.learning.averages import MetricAverager
+from phalanx.parameters.flat import FlatParameters
+from phalanx.registry import make_evaluation_policy, make_network
+from phalanx.replica.report import Report, Source
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
+from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runtime.device import Compute
 from phalanx.runtime.signals import Interrupted, StopSignals
+from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.types import EnvSpec
+from phalanx.types import EnvSpec, Progress
 
-FIRST_CHECKPOINT_SECONDS = 10.0  # after which a run that is killed can be resumed, however rare checkpoints are
 SILENT_SECONDS = 600.0  # within which something must happen on a GPU, besides what a worker may take for a step
 
 
@@ -51,77 +54,192 @@ class Session:
         directory: Path,
         checkpoints: Checkpoints,
         resume: Loaded | None = None,
-        early: ProcessEnvs | None = None,
+        prestarted: ProcessEnvs | None = None,
     ) -> None:
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
-        self.background = BackgroundWriter(checkpoints)
         self.loaded = resume
-        self.early = early  # workers that were started before
+        self.prestarted = prestarted  # workers that were started before torch was loaded
         self.scores = ScoreWindow(100)
+        self.progress = Progress()
         self.stop_reason = ""
-        self.checkpoint_due = False
-        self.saved = resume is not None  # is there a checkpoint to resume from?
         self.events = 0
-        self.saving = False  # a checkpoint in this thread,
-        self.writing = False  # which no signal may tear
-        self.stop = StopSignals(self._leave, lambda: self.writing)
-        self.watchdog = Watchdog(self._pulse, lambda: self.saving or self.background.busy, self._last_words)
+        self.keeper = Keeper(
+            experiment.run, directory, checkpoints, self._memory, self._score, self.event, resume is not None
+        )
+        self.stop = StopSignals(self._leave, lambda: self.keeper.must_not_be_torn)
+        self.watchdog = Watchdog(self._pulse, lambda: self.keeper.writing, self._last_words)
         self.began = time.perf_counter()
         self.time_before = 0.0  # seconds of earlier sessions
-        self.logger: Logger
-        self.replica: Replica
-        self.compute: Compute
+        self.logger: Logger | None = None
+        self.source: Source | None = None
+        self.numbers: dict[str, float] = {}  # of the newest report
+        self._forget_window()
+        self.last_record = (self.began, 0)
+        self.next_evaluation = 0
 
-    def train(self, replica: Replica) -> None:
-        """The loop of every topology with one replica, and its end, while the environments are still there."""
-        self.start(replica)
+    def run(self, topology: Callable[[Experiment, Session], None]) -> int:
+        """Run a topology to its end, whatever that is; the exit code."""
         try:
-            while self.goes_on() or not replica.settled:
-                replica.iterate(early=not (self.stop_reason or self.checkpoint_due))
-                self.after_iteration()
-            self._finish(with_envs=True)
+            with self.stop:
+                self._run(topology)
+        except Exception as error:
+            foreseen = isinstance(error, UserError | RunError)
+            self._write_event(str(error) if foreseen else f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self.logger is not None:
+                self.logger.close()
+        return self.stop.exit_code
+
+    def _run(self, topology: Callable[[Experiment, Session], None]) -> None:
+        try:
+            with self.watchdog:
+                topology(self._adapted(), self)
+        except Interrupted:  # before the first step, or a third signal
+            if self.logger is not None:
+                self.event("stopped at once; what the newest checkpoint holds is kept")
+            else:
+                self._write_event(f"stopped by {self.stop.name} before the first step")
+        except RunError:
+            if self.stop.number is None or self.source is not None:
+                raise  # else the signal reached workers that were about to start
+            self._write_event(f"stopped by {self.stop.name} before the first step")
+
+    @contextlib.contextmanager
+    def recording(self, source: Source, spec: EnvSpec, compute: Compute) -> Iterator[None]:
+        """Around the loop of a topology: restore what is resumed, begin to log, and at the end, whatever it is, write
+        the last checkpoint while the environments are still there."""
+        self._begin(source, spec, compute)
+        try:
+            yield
+            self._finish(source, with_envs=True)
         except Interrupted:
             self.stop.calm()  # the first signal's clock still runs, if there were two
             self.stop_reason = f"stopped by {self.stop.name}"
-            self._finish(with_envs=False)
+            self._finish(source, with_envs=False)
         except NotFinite as error:
-            raise NotFinite(f"{error}; {self._save_evidence(error)}", None) from None
+            raise NotFinite(f"{error}; {self.keeper.save_evidence(source, error)}", None) from None
         except MovedError as error:
-            raise RunError(f"{error}; {self._save_elsewhere(error.place)}" if error.place else str(error)) from None
+            place = error.place
+            words = f"{error}; {self.keeper.save_elsewhere(source, place)}" if place else str(error)
+            raise RunError(words) from None
         except Exception:
-            self._save_in_need()
+            self.keeper.save_in_need(source)
             raise
+
+    def goes_on(self) -> bool:
+        """Is there budget left, or something under way that must end first? Notes why not, with a record: what is under
+        way may still end and change the score."""
+        assert self.source is not None
+        if not self.stop_reason:
+            self._look_for_the_end()
+            if self.stop_reason:
+                self._record_the_rest()
+        return not self.stop_reason or not self.source.quiescent
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """May environments that are done early begin the next rollout? Not when something waits for all to be done."""
+        return not (self.stop_reason or self.keeper.due)
+
+    def note(self, report: Report) -> None:
+        """Take in a report; log, evaluate and write a checkpoint when due."""
+        assert self.source is not None
+        self.progress = report.progress
+        self.numbers = report.numbers
+        self.scores.add(np.array(report.scores))
+        self.lags += report.lags
+        self.averages.add(report.metrics)
+        self.timing.add_all(report.seconds)
+        run = self.experiment.run
+        if self.next_evaluation and self.progress.steps >= self.next_evaluation:
+            self.next_evaluation = (self.progress.steps // run.eval_every + 1) * run.eval_every
+            self._evaluate()
+        elif time.perf_counter() - self.last_record[0] >= run.log_every:
+            self.record()
+        assert self.logger is not None
+        self.keeper.look(self.source, self.progress, self.logger.require_place)
+
+    def record(self, extra: dict[str, Any] | None = None) -> None:
+        """One line in metrics.jsonl and on the screen."""
+        assert self.logger is not None
+        progress, now = self.progress, time.perf_counter()
+        then, steps_then = self.last_record
+        self.last_record = (now, progress.steps)
+        shares, rows = self.timing.shares(), self.lags.total()
+        self.logger.record(
+            {
+                "time_s": round(self.time_s, 3),
+                "steps": progress.steps,
+                "frames": progress.steps * self.frames_per_step,
+                "updates": progress.updates,
+                "version": progress.version,
+                "episodes": progress.episodes,
+                "score": self.scores.mean,
+                "best": self.scores.best,
+                "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
+                "lag_mean": sum(lag * count for lag, count in self.lags.items()) / rows if rows else 0.0,
+                "lag_max": max(self.lags, default=0),
+                "env_share": shares["env"],
+                "infer_share": shares["infer"],
+                "learn_share": shares["learn"],
+                **self.numbers,
+                **self.averages.take(),
+                **(extra or {}),
+            }
+        )
+        self._forget_window()
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
+        assert self.logger is not None
         self.events += 1
         self.logger.event(sentence)
 
-    def start(self, replica: Replica) -> None:
-        """Take over a fresh replica: restore it if the run is resumed, and begin to log."""
-        run, spec = self.experiment.run, replica.envs.spec
-        self.replica, self.compute = replica, replica.compute
-        self.logger = self._open_logger(spec)
+    @property
+    def time_s(self) -> float:
+        return self.time_before + time.perf_counter() - self.began
+
+    def _forget_window(self) -> None:
+        """Begin anew with what is averaged between two records."""
+        self.lags: Counter[int] = Counter()
+        self.averages = MetricAverager()
+        self.timing = Timing()
+
+    def _begin(self, source: Source, spec: EnvSpec, compute: Compute) -> None:
+        run = self.experiment.run
+        self.compute, self.spec, self.frames_per_step = compute, spec.seen, spec.frames_per_step
+        self.logger = Logger(
+            self.directory,
+            run.steps,
+            spec.frames_per_step,
+            resume=self.loaded is not None,
+            preset=f"{self.experiment.preset} on {self.experiment.env.name}",
+            device=str(compute.device),
+            seconds=run.seconds,
+        )
+        self.source = source
         self.event(self._first_line())
         if self.loaded is not None:
-            self._restore(self.loaded)
-            self.logger.rewind(replica.progress.steps)
+            self._restore(source, self.loaded)
+            self.logger.rewind(source.progress.steps)
             save(self.experiment, self.directory / "config.json")  # flags may have changed it
-        now = time.perf_counter()
-        self.last_record = (now, replica.progress.steps)
-        self.last_checkpoint = (now, replica.progress.updates)
-        self.next_evaluation = (replica.progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
-        replica.timing.reset()
-        self._announce_warm_up()
-        if self.compute.device.type != "cpu":  # which may take as long as it likes
+        self.progress = progress = source.progress
+        self.last_record = (time.perf_counter(), progress.steps)
+        self.keeper.begin(progress)
+        self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
+        self._forget_window()
+        for sentence in source.notes():
+            self.event(sentence)
+        if compute.device.type != "cpu":  # which may take as long as it likes
             self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
 
-    def _restore(self, loaded: Loaded) -> None:
+    def _restore(self, source: Source, loaded: Loaded) -> None:
         """Go on from a checkpoint, or from an older one if it proves to be none of this run."""
         try:
-            self.replica.restore(loaded.weights, loaded.state["replica"], loaded.path)
+            source.restore(as_snapshot(loaded.weights, loaded.state), loaded.path)
             self.scores.restore(loaded.state["scores"])
             self.time_before = loaded.state["time_s"]
         except (UserError, OSError, RuntimeError, *MALFORMED) as error:
@@ -131,186 +249,33 @@ class Session:
                 self.loaded = self.checkpoints.load_another()
             except UserError:
                 raise UserError(f"{reason}, nor can another; start the run anew") from None
-            self._restore(self.loaded)
-
-    def goes_on(self) -> bool:
-        """Is there budget left? Notes why not, with a record: what is under way may still end and change the score."""
-        if not self.stop_reason:
-            self._look_for_the_end()
-            if self.stop_reason:
-                self._record_the_rest()
-        return not self.stop_reason
+            self._restore(source, self.loaded)
 
     def _look_for_the_end(self) -> None:
-        run, progress, score = self.experiment.run, self.replica.progress, self._score()
+        run, score = self.experiment.run, self._score()
         if self.stop.number is not None:
             self.stop_reason = f"stopped by {self.stop.name}"
-        elif progress.steps >= run.steps:
+        elif self.progress.steps >= run.steps:
             self.stop_reason = f"{run.steps:,} steps done"
         elif run.seconds and time.perf_counter() - self.began >= run.seconds:
             self.stop_reason = f"{run.seconds:g} seconds are over"
         elif run.target_score is not None and score is not None and score >= run.target_score:
             self.stop_reason = f"target score {run.target_score:g} reached"
 
-    def after_iteration(self) -> None:
-        """Take in finished games; log, evaluate and write a checkpoint when due."""
-        run, progress = self.experiment.run, self.replica.progress
-        scores = self.replica.collector.take_scores()
-        progress.episodes += self.scores.add(np.array(scores))
-        if self.background.failure is not None:
-            self.background.finish()
-        now = time.perf_counter()
-        if self.next_evaluation and progress.steps >= self.next_evaluation:
-            self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every
-            self._evaluate()
-        elif now - self.last_record[0] >= run.log_every:
-            self.record()
-        written_at, written_updates = self.last_checkpoint
-        due = run.checkpoint_updates and progress.updates - written_updates >= run.checkpoint_updates
-        wait = run.checkpoint_every if self.saved else min(run.checkpoint_every, FIRST_CHECKPOINT_SECONDS)
-        self.checkpoint_due = bool(due or now - written_at >= wait) and not self.background.busy
-        if self.checkpoint_due and self.replica.settled:  # if not, it will be after the next iteration
-            self.checkpoint()
-            self.checkpoint_due = False
-
-    def record(self, extra: dict[str, Any] | None = None) -> None:
-        """One line in metrics.jsonl and on the screen."""
-        replica, progress = self.replica, self.replica.progress
-        now = time.perf_counter()
-        then, steps_then = self.last_record
-        self.last_record = (now, progress.steps)
-        frames = replica.envs.spec.frames_per_step
-        shares = replica.timing.shares()
-        replica.timing.reset()
-        self.logger.record(
-            {
-                "time_s": round(self.time_s, 3),
-                "steps": progress.steps,
-                "frames": progress.steps * frames,
-                "updates": progress.updates,
-                "version": progress.version,
-                "episodes": progress.episodes,
-                "score": self.scores.mean,
-                "best": self.scores.best,
-                "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
-                "lag_mean": float(replica.lag),
-                "lag_max": replica.lag,
-                "env_share": shares["env"],
-                "infer_share": shares["infer"],
-                "learn_share": shares["learn"],
-                "learning_rate": replica.learner.learning_rate(progress),
-                **self._warm_up(),
-                **replica.learner.take_metrics(),
-                **(extra or {}),
-            }
-        )
-
-    def checkpoint(self, with_envs: bool = True, last: bool = False) -> Path | None:
-        """Write the whole state of the run. One with a replay memory is written in the background, unless it is the
-        last."""
-        if not last:
-            self.logger.require_place()
-        # the state first: it waits for updates that may still be under way on the device after an interruption
-        state = {
-            "replica": self.replica.state(with_envs),
-            "scores": self.scores.state(),
-            "time_s": self.time_s,
-        }
-        progress, weights = self.replica.progress, self.replica.weights()
-        if not finite(weights):
-            raise RunError(
-                f"the parameters are not finite after update {progress.updates}, so they are not saved; resume from "
-                f"the checkpoint before, with a lower optimizer.learning_rate"
-            )
-        contents = (weights, state, progress.steps, self._score())
-        self.last_checkpoint, self.saved = (time.perf_counter(), progress.updates), True
-        saver = self.replica.experience.saver()
-        if saver is not None and not last:
-            self.background.write(*contents, saver)
-            return None
-        self.saving = self.writing = True
-        try:
-            self._finish_earlier()
-            return self.checkpoints.write(*contents, saver)
-        finally:
-            self.saving, self.writing = False, last  # after the last one only the end is left
-            if saver is not None:
-                saver.release()
-
-    def _finish_earlier(self) -> None:
-        """Wait for the checkpoint in the background. Should it have failed, the last one may still succeed."""
-        try:
-            self.background.finish()
-        except Exception as failure:
-            if self.background.busy:
-                raise
-            self.event(f"an earlier checkpoint could not be written: {failure}")
-
-    def run(self, topology: Callable[[Experiment, Session], None]) -> int:
-        """Run a topology to its end, whatever that is; the exit code."""
-        try:
-            with self.stop:
-                self._run(topology)
-        except Exception as error:
-            foreseen = isinstance(error, UserError | RunError)
-            self._note(str(error) if foreseen else f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            if hasattr(self, "logger"):
-                self.logger.close()
-        return self.stop.exit_code
-
-    def _run(self, topology: Callable[[Experiment, Session], None]) -> None:
-        try:
-            with self.watchdog:
-                topology(self._adapted(), self)
-        except Interrupted:  # before the first step, or a third signal
-            if hasattr(self, "logger"):
-                self.event("stopped at once; what the newest checkpoint holds is kept")
-            else:
-                self._note(f"stopped by {self.stop.name} before the first step")
-        except RunError:
-            if self.stop.number is None or hasattr(self, "replica"):
-                raise  # else the signal reached workers that were about to start
-            self._note(f"stopped by {self.stop.name} before the first step")
-
-    def _note(self, sentence: str) -> None:
-        """Keep the sentence that ends the run in events.log, if the disk lets it."""
-        with contextlib.suppress(OSError, RunError):
-            if hasattr(self, "logger"):
-                self.logger.note(sentence)
-            else:
-                with open_to_append(self.directory / "events.log", errors="replace") as log:
-                    log.write(event_line(sentence))
-
-    def _adapted(self) -> Experiment:
-        """The experiment for the topology: one resumed without its environments must not play its first games again,
-        and restored environments need not be decorrelated first."""
-        loaded, run = self.loaded, self.experiment.run
-        if loaded is None or loaded.steps == 0:
-            return self.experiment
-        if loaded.state["replica"]["sampling"] is not None:
-            sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
-            return dataclasses.replace(self.experiment, sampler=sampler)
-        seed = np.random.SeedSequence(run.seed, spawn_key=(loaded.steps,)).generate_state(1)
-        return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=int(seed[0])))
-
-    @property
-    def time_s(self) -> float:
-        return self.time_before + time.perf_counter() - self.began
-
     def _record_the_rest(self) -> None:
-        if self.replica.progress.steps > self.last_record[1]:
+        if self.progress.steps > self.last_record[1]:
             self.record()
 
-    def _finish(self, with_envs: bool) -> None:
+    def _finish(self, source: Source, with_envs: bool) -> None:
+        assert self.logger is not None
+        self.progress = source.progress  # after an interruption, further on than the last report
         self._record_the_rest()
         self.logger.require_place()
-        path = self.checkpoint(with_envs, last=True)
-        progress = self.replica.progress
+        path = self.keeper.write(source, with_envs, last=True)
+        progress = self.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
         end, run = f"{self.stop_reason} after {self.time_s:.0f} s", shlex.quote(str(self.directory))
-        self._note(f"{end}; the checkpoint is {path}")
+        self._write_event(f"{end}; the checkpoint is {path}")
         self.logger.summary(
             [
                 end,
@@ -321,58 +286,29 @@ class Session:
             ]
         )
 
-    def _save_evidence(self, error: NotFinite) -> str:
-        """Keep the batch that was not finite, and a checkpoint of the parameters before it; what was kept, in words."""
-        path = self.directory / "not-finite.safetensors"
-        tensors = {name: value for name, value in vars(error.batch).items() if isinstance(value, torch.Tensor)}
-        try:
-            remove(path)  # it may be a link to anywhere
-            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
-            batch = f"the batch is in {path}"
-        except (OSError, SafetensorError) as failure:
-            batch = f"the batch could not be kept ({failure})"
-        if not finite(self.replica.weights()):
-            with contextlib.suppress(RunError):
-                self.background.finish()  # one that is being written is an earlier one
-            return f"{batch}, the parameters are lost: resume from an earlier checkpoint"
-        kept = "are kept" if self._save_in_need() else "could not be kept"
-        return f"{batch}, the last good parameters {kept}"
-
-    def _save_elsewhere(self, place: Path) -> str:
-        """Write the last checkpoint where the run directory is now; what to do next, in words."""
-        self.checkpoints.directory = place / "checkpoints"
-        saved = self._save_in_need()
-        return (
-            f"{'continue it' if saved else 'its newest checkpoint is kept'}: phalanx resume {shlex.quote(str(place))}"
-        )
-
-    def _save_in_need(self) -> bool:
-        """The last checkpoint of a run that an error ends. Was it written? A full disk, or a device that is gone, must
-        not hide the error."""
-        try:
-            self.checkpoint(with_envs=False, last=True)
-        except Exception:
-            return False
-        return True
-
     def _evaluate(self) -> None:
-        run, replica = self.experiment.run, self.replica
-        policy = make_evaluation_policy(self.experiment, replica.model, self.compute)
+        """Play whole games with a model of its own, which takes the source's newest parameters."""
+        assert self.source is not None
+        run = self.experiment.run
+        with torch.random.fork_rng():  # training must not notice
+            model = make_network(self.experiment, self.spec).to(self.compute.device)
+        FlatParameters(model).load(self.source.weights())
+        policy = make_evaluation_policy(self.experiment, model, self.compute)
         with self.watchdog.patient():
-            scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, replica.progress)
+            scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, self.progress)
         self.record({"eval/score": sum(scores) / len(scores), "eval/games": len(scores)})
 
-    def _open_logger(self, spec: EnvSpec) -> Logger:
-        run = self.experiment.run
-        return Logger(
-            self.directory,
-            run.steps,
-            spec.frames_per_step,
-            resume=self.loaded is not None,
-            preset=f"{self.experiment.preset} on {self.experiment.env.name}",
-            device=str(self.compute.device),
-            seconds=run.seconds,
-        )
+    def _adapted(self) -> Experiment:
+        """The experiment for the topology: one resumed without its environments must not play its first games again,
+        and restored environments need not be decorrelated first."""
+        loaded, run = self.loaded, self.experiment.run
+        if loaded is None or loaded.steps == 0:
+            return self.experiment
+        if loaded.state["replicas"][0]["sampling"] is not None:
+            sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
+            return dataclasses.replace(self.experiment, sampler=sampler)
+        seed = np.random.SeedSequence(run.seed, spawn_key=(loaded.steps,)).generate_state(1)
+        return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=int(seed[0])))
 
     def _first_line(self) -> str:
         """What runs, and with which choices that were left to phalanx."""
@@ -381,33 +317,9 @@ class Session:
         seed = self.experiment.run.seed
         return f"{algorithm} on {self.experiment.env.name}, {self.compute.device}, {precision}, seed {seed}"
 
-    def _announce_warm_up(self) -> None:
-        """Say what the replay memory takes and when learning will start."""
-        replay, spec, algorithm = self.replica.experience, self.replica.envs.spec.seen, self.experiment.algorithm
-        if not (isinstance(replay, Replay) and isinstance(algorithm, DQNConfig)):
-            return
-        memory = replay_bytes(algorithm, spec, replay.storage.environments)
-        sentence = f"the replay memory of {replay.storage.rows:,} steps takes up to {memory / 1e9:.2f} GB"
-        if replay.storage.frames_on_host:
-            sentence += f"; its {FRAMES_ON_HOST}"
-        if missing := self._missing_steps():
-            sentence += f"; learning {'starts' if self.loaded is None else 'goes on'} after {missing:,} steps"
-        self.event(sentence)
-
-    def _warm_up(self) -> dict[str, float]:
-        """How far the memory is filled before learning starts, or goes on if the run is resumed without it."""
-        algorithm, missing = self.experiment.algorithm, self._missing_steps()
-        if not isinstance(algorithm, DQNConfig) or not missing:
-            return {}
-        return {"warmup": (algorithm.learning_starts - missing) / algorithm.learning_starts}
-
-    def _missing_steps(self) -> int:
-        """Steps to be collected before the memory is learnt from."""
-        algorithm, memory = self.experiment.algorithm, self.replica.experience
-        if not isinstance(algorithm, DQNConfig) or not isinstance(memory, Replay):
-            return 0
-        starts = algorithm.learning_starts
-        return max(0, starts - self.replica.progress.steps, min(starts, memory.storage.rows) - memory.size)
+    def _memory(self) -> dict[str, Any]:
+        """What the session itself adds to a checkpoint."""
+        return {"scores": self.scores.state(), "time_s": self.time_s}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""
@@ -415,23 +327,27 @@ class Session:
 
     def _pulse(self) -> object:
         """What changes as long as the run goes on."""
-        timing = self.replica.timing.pulse if hasattr(self, "replica") else None
-        return timing, self.events
+        return None if self.source is None else self.source.pulse, self.events
+
+    def _write_event(self, sentence: str) -> None:
+        """Keep the sentence that ends the run in events.log, if the disk lets it."""
+        with contextlib.suppress(OSError, RunError):
+            if self.logger is not None:
+                self.logger.note(sentence)
+            else:
+                with open_to_append(self.directory / "events.log", errors="replace") as log:
+                    log.write(event_line(sentence))
 
     def _last_words(self, sentence: str) -> None:
         """Why the process ends here and now."""
-        if hasattr(self, "logger"):
+        if self.logger is not None:
             self.event(sentence)
             self.logger.close()
         else:
-            self._note(sentence)
+            self._write_event(sentence)
             print(f"phalanx: {sentence}", file=sys.stderr, flush=True)
 
     def _leave(self) -> None:
         """A signal came: no environment begins another rollout early."""
-        if hasattr(self, "replica"):
-            self.replica.leave()
-
-
-def finite(weights: dict[str, torch.Tensor]) -> bool:
-    return all(math.isfinite(float(tensor.double().sum())) for tensor in weights.values())
+        if self.source is not None:
+            self.source.leave()

@@ -23,6 +23,20 @@ class Compute:
     device: torch.device
     bfloat16: bool = False
     graphs: bool = False  # capture the work of the device as CUDA graphs
+    threads: int = 0  # of torch; 0 leaves them as they are
+    tf32: bool = False  # in float32 matrix products and convolutions of a GPU
+
+    def install(self) -> Compute:
+        """Set this process up for it: torch's threads, what the allocator keeps, the current GPU. Itself."""
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        else:
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)  # streams and graphs are made on the current one
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        return self
 
     def autocast(self) -> AbstractContextManager[Any]:
         if not self.bfloat16:
@@ -52,8 +66,7 @@ class on_stream:  # noqa: N801  (used like a function)
 
 
 def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute:
-    """The device and precision the run asks for; torch's threads are set to the cores the process may use. `instead`
-    is what helps where there is no GPU."""
+    """The device and precision the run asks for; `instead` is what helps where there is no GPU."""
     name = run.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,15 +79,9 @@ def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute
         raise UserError(f"run.device '{name}' is no device phalanx knows; use cpu, cuda or cuda:0")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"run.device asks for a GPU, but torch sees none; use {instead}")
-    # beside a GPU the other cores belong to the simulators
-    torch.set_num_threads(run.threads or (usable_cores() if device.type == "cpu" else 1))
-    if device.type == "cpu":
-        keep_freed_memory()
-    else:
-        if device.index is not None:
-            torch.cuda.set_device(device)  # streams and graphs are made on the current one
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
-    return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda")
+    # Beside a GPU the other cores belong to the simulators.
+    threads = run.threads or (usable_cores() if device.type == "cpu" else 1)
+    return Compute(device, run.precision == "bfloat16", run.graphs and device.type == "cuda", threads, run.tf32)
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:

@@ -17,12 +17,23 @@ class Timing:
         self.reset()
 
     def reset(self) -> None:
-        self._seconds = dict.fromkeys((*STAGES, "other"), 0.0)
+        self._seconds = dict.fromkeys(STAGES, 0.0)
         self._start = self._clock()
 
     def add(self, stage: str, seconds: float) -> None:
         self._seconds[stage] += seconds
         self.pulse += 1
+
+    def add_all(self, seconds: dict[str, float]) -> None:
+        """What was taken from another one."""
+        for stage, value in seconds.items():
+            self.add(stage, value)
+
+    def take(self) -> dict[str, float]:
+        """Seconds by stage since they were last taken."""
+        seconds = {stage: self._seconds[stage] for stage in STAGES}
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        return seconds
 
     def shares(self) -> dict[str, float]:
         """Fraction of the time since the reset by stage, with "other" for the rest; they sum to 1."""

@@ -11,7 +11,8 @@ import torch
 from phalanx.config import AtariConfig, EnvConfig, ToyConfig
 from phalanx.registry import MakeEnv
 from phalanx.runtime.device import Compute
-from phalanx.sampling.serial import SerialEnvs, blamed
+from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.slot import blamed
 from phalanx.seams import Policy
 from phalanx.types import Progress, torch_dtype
 

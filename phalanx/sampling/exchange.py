@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.sampling.serial import allocate_step
+from phalanx.sampling.slot import allocate_step
 from phalanx.types import EnvSpec
 
 WAKE = select.EPOLLIN | select.EPOLLET  # of an event descriptor: each writing wakes once, and nobody has to read it

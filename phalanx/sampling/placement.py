@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.config import AtariConfig, Experiment, SynchronousConfig
+from phalanx.config import AtariConfig, Experiment
 from phalanx.errors import UserError
-from phalanx.registry import MakeEnv
+from phalanx.registry import MakeEnv, topology
 from phalanx.runtime.affinity import core_list, usable_cores
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.sampling.serial import SlotRules
+from phalanx.sampling.slot import slot_rules
 
 GPU_CONTROL = Path("/dev/nvidiactl")  # is there where a driver is
-FEW = 0.75  # workers by cores, below which the owner gives up its own
+FEW = 0.75  # if reserving a core would leave more than a quarter of the cores without workers, none is reserved
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def place(experiment: Experiment, device: str) -> Placement:
     because the environments do not divide.
     """
     cores, count = core_list(), usable_cores()
-    if experiment.topology.name == "serial":
+    if not topology(experiment).worker_processes:
         return Placement(0, experiment.sampler.environments, None, experiment.run.threads or count)
     environments = experiment.sampler.environments
     reserve = 1 if device == "cuda" and count >= 4 else 0
@@ -107,23 +107,16 @@ def start_workers(experiment: Experiment, device: str, report: Callable[[str], N
 
 def sends_raw_screens(experiment: Experiment, device: str) -> bool:
     """Do workers leave it to the device to make frames of the emulator's screens?"""
-    topology, env = experiment.topology, experiment.env
-    atari = isinstance(env, AtariConfig) and env.color == "gray"
-    return device == "cuda" and isinstance(topology, SynchronousConfig) and topology.raw_screens and atari
+    env, wanted = experiment.env, experiment.sampler.raw_screens and topology(experiment).worker_processes
+    return device == "cuda" and wanted and isinstance(env, AtariConfig) and env.color == "gray"
 
 
-def start_early(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:
+def prestart(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:
     """Workers for a GPU, if there seems to be one; whether torch can use it is seen later."""
     wanted = experiment.run.device == "auto" or experiment.run.device.startswith("cuda")
-    if not wanted or experiment.topology.name != "synchronous" or not GPU_CONTROL.exists():
+    if not wanted or not topology(experiment).worker_processes or not GPU_CONTROL.exists():
         return None
     return start_workers(experiment, "cuda", report)
-
-
-def slot_rules(experiment: Experiment) -> SlotRules:
-    """How an experiment's environments begin and end episodes."""
-    sampler = experiment.sampler
-    return SlotRules(experiment.run.seed, sampler.decorrelation, sampler.resets, sampler.horizon)
 
 
 def _largest_divisor(value: int, limit: int) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -25,12 +24,13 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.runtime.affinity import keep_to
+from phalanx.runtime.child import STOP_TIMEOUT, ChildFailed
 from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
-from phalanx.sampling.handle import STOP_TIMEOUT, WorkerFailed, WorkerHandle
+from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.output import WorkerOutput
-from phalanx.sampling.serial import EnvFactory, SlotRules, group_slices
-from phalanx.sampling.worker import Orders, send
+from phalanx.sampling.slot import EnvFactory, SlotRules, group_slices
+from phalanx.sampling.worker import Orders
 from phalanx.types import EnvStep
 
 STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
@@ -40,6 +40,8 @@ LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been wok
 
 class ProcessEnvs:
     """VectorEnvs on worker processes."""
+
+    shared_memory = True
 
     def __init__(
         self,
@@ -165,8 +167,7 @@ class ProcessEnvs:
     def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
         """Ask several workers at once; one that is dead gives an error, and `recv` will find it."""
         for number, content in questions.items():
-            with contextlib.suppress(OSError):
-                send(self.workers[number].control, (kind, content))
+            self.workers[number].tell((kind, content))
         return [self.workers[number].hear(partial(self._beat, number)) for number in questions]
 
     def _beat(self, number: int) -> float:
@@ -177,10 +178,10 @@ class ProcessEnvs:
         self._wait_until_ready()
         slots: dict[int, Any] = {}
         for worker in list(self.workers):
-            answer = worker.ask("state")
+            answer = worker.question("state")
             while not isinstance(answer, dict):  # it died since its last step, or of this
                 self._kill(self.workers[worker.number])
-                answer = self.workers[worker.number].ask("state")
+                answer = self.workers[worker.number].question("state")
             slots.update(answer)
         return {"slots": [slots[index] for index in range(self.layout.environments)], "births": self.births}
 
@@ -198,6 +199,12 @@ class ProcessEnvs:
                 self._kill(worker)  # it was killed from outside; a successor may take its place
                 (answer,) = self._ask_all("restore", {number: rows[number]})
 
+    def __enter__(self) -> ProcessEnvs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
         if self.closed:
@@ -206,16 +213,10 @@ class ProcessEnvs:
         if self.owner_cores:
             keep_to(self.owner_cores)
         for worker in self.workers:
-            if hasattr(worker, "control"):
-                worker.control.close()  # a waiting worker leaves when the socket closes
+            worker.say_goodbye()
         deadline = time.monotonic() + STOP_TIMEOUT
         for worker in self.workers:
-            if hasattr(worker, "process"):
-                try:
-                    worker.process.wait(timeout=max(0.01, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    worker.kill()
-                worker.release()
+            worker.join(deadline - time.monotonic())
             os.close(worker.wake)
         self.output.close()
         os.close(self.owner_wake)
@@ -227,7 +228,7 @@ class ProcessEnvs:
         for number in range(self.layout.workers):
             handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
             self.workers.append(handle)
-            handle.start(self._orders(handle), self.output.writer)
+            handle.begin(self._orders(handle), self.output.writer)
             self.epoll.register(handle.death_watch, select.EPOLLIN)
         for group in range(self.layout.groups):
             self.request(group)
@@ -239,7 +240,7 @@ class ProcessEnvs:
         for worker in list(self.workers):
             try:
                 worker.wait_ready(partial(self._beat, worker.number))
-            except WorkerFailed:
+            except ChildFailed:
                 self._kill(worker)
         self.started = True
         if self.owner_core is not None:  # only this thread: elsewhere it would wait behind workers, which keep a core
@@ -307,9 +308,9 @@ class ProcessEnvs:
             self.workers[number] = dead
             self.done_at_birth[number] = self.exchange.dones[:, number]
             try:
-                dead.start(self._orders(dead), self.output.writer)
+                dead.begin(self._orders(dead), self.output.writer)
                 dead.wait_ready(partial(self._beat, number))
-            except WorkerFailed:
+            except ChildFailed:
                 dead.kill()
             except OSError as error:
                 raise RunError(f"env worker {number} could not be replaced: {error}") from None
@@ -319,12 +320,12 @@ class ProcessEnvs:
 
     def _note_death(self, dead: WorkerHandle) -> None:
         """Report a death and count it, or end the run if it is one too many, or the environment cannot work at all."""
-        dead.process.wait(timeout=STOP_TIMEOUT)
+        dead.wait_for_death()
         rows, words = self._rows(dead.number), dead.last_words().strip()
         with contextlib.suppress(OSError, ValueError):  # closing is not enough, if somebody has forked meanwhile
             self.epoll.unregister(dead.death_watch)
         dead.release()
-        if dead.raised_at_once:
+        if dead.failed_at_once:
             raise RunError(
                 f"an environment of env worker {dead.number} ({rows}) failed before its first step:\n{words}"
             )

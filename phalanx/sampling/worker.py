@@ -1,8 +1,8 @@
 """An env worker: a process that steps its rows of every group whenever the owner asks for it.
 
-Started by `sampling/handle.py`, it inherits the shared memory, its own wake-up descriptor, one to wake the owner, and a
-socket for what is rare: its orders, environment states, the traceback it dies with. It sleeps on the socket too, so it
-notices at once when the owner is gone.
+A child (`runtime/child.py`) that `sampling/handle.py` starts. It inherits the shared memory, its own wake-up descriptor
+and one to wake the owner, and has a socket for what is rare: its orders, environment states, the traceback it dies
+with. It sleeps on the socket too, so it notices at once when the owner is gone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,9 @@ import contextlib
 import ctypes
 import gc
 import os
-import pickle
 import select
-import signal
-import socket
 import struct
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from phalanx.envs import Env
+from phalanx.runtime.child import Parent
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
-from phalanx.sampling.serial import EnvFactory, Slot, SlotRules
+from phalanx.sampling.slot import EnvFactory, Slot, SlotRules
 
 SLICE = 0.05  # seconds a worker runs before another one does that waits for the same core
-LONGEST_TRACEBACK = 16_000  # characters: less than a socket takes whether or not somebody reads
-FAREWELL = 5.0  # seconds that telling the owner of an error may take
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # numbers of a system call Python does not know
 
 
@@ -52,16 +46,12 @@ class Orders:
     owner_wake: int
 
 
-class OwnerGone(BaseException):
-    """The owner closed the socket, or died: there is nobody left to work for."""
-
-
 class Worker:
     """The rows of one worker and the loop that serves them."""
 
-    def __init__(self, orders: Orders, control: socket.socket) -> None:
+    def __init__(self, orders: Orders, parent: Parent) -> None:
         self.orders = orders
-        self.control = control
+        self.parent = parent
         self.exchange = Exchange(orders.layout, orders.memory)
         self.number = orders.worker
         self.actions = self.exchange.action.data  # memoryviews: they give single numbers faster than numpy
@@ -77,7 +67,7 @@ class Worker:
         self._find_guests()
         self.epoll = select.epoll()
         self.epoll.register(orders.wake, WAKE)
-        self.epoll.register(control.fileno(), select.EPOLLIN)
+        self.epoll.register(parent.control.fileno(), select.EPOLLIN)
 
     def _slot(self, index: int, group: int, incarnation: int) -> Slot:
         orders = self.orders
@@ -147,19 +137,16 @@ class Worker:
         """Until the owner asks for a step or sends a message; exits when the owner is gone."""
         for descriptor, _ in self.epoll.poll(timeout):
             if descriptor != self.orders.wake:
-                self.answer(receive(self.control))
+                self.answer(*self.parent.hear())
 
-    def answer(self, message: Any) -> None:
-        if message is None:
-            raise OwnerGone
-        kind, content = message
+    def answer(self, kind: str, content: Any) -> None:
         answers: dict[str, Callable[[Any], Any]] = {
             "state": self.state,
             "restore": self.restore,
             "give": self.give,
             "take": self.take,
         }
-        send(self.control, answers[kind](content))
+        self.parent.tell(answers[kind](content))
 
     def never_stepped(self) -> bool:
         """Has the environment that is at work never completed a step? Its forerunners' steps count as its own."""
@@ -214,36 +201,6 @@ def counter(table: np.ndarray, place: int) -> Callable[[], None]:
     return count
 
 
-def send(connection: socket.socket, message: Any) -> None:
-    data = pickle.dumps(message)
-    connection.sendall(struct.pack("<Q", len(data)) + data)
-
-
-def receive(connection: socket.socket) -> Any:
-    """The next message, or None when the other side is gone."""
-    header = read_exactly(connection, 8)
-    if header is None:
-        return None
-    data = read_exactly(connection, struct.unpack("<Q", header)[0])
-    return None if data is None else pickle.loads(data)
-
-
-def read_exactly(connection: socket.socket, size: int) -> bytes | None:
-    chunks = bytearray()
-    while len(chunks) < size:
-        chunk = connection.recv(min(size - len(chunks), 1 << 20))
-        if not chunk:
-            return None
-        chunks += chunk
-    return bytes(chunks)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the owner dies, should it hang in an environment at that moment."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def stay_on_core() -> None:
     """A worker that wakes on the owner's core must not take it before the owner has woken the other workers; and one
     that shares its core with another must not be changed for it every few ms, as its caches are cold each time."""
@@ -262,41 +219,18 @@ def keep_garbage_rare() -> None:
     gc.set_threshold(100_000)
 
 
-def shortened(text: str, most: int = LONGEST_TRACEBACK) -> str:
-    """The text without its middle, where it is longer than `most` characters."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
-def main() -> None:
-    """The program of a worker process; its control socket is the first argument."""
-    die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they may reach the whole job; the owner decides
-        signal.signal(number, signal.SIG_IGN)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    control = socket.socket(fileno=int(sys.argv[1]))
-    orders: Orders | None = None
-    worker: Worker | None = None
+def serve(orders: Orders, parent: Parent) -> None:
+    """What a worker process does, from its orders to its end."""
+    parent.failed_at_once = lambda: orders.incarnation == 0
+    if orders.cores is not None:
+        os.sched_setaffinity(0, orders.cores)
+    stay_on_core()
+    worker = Worker(orders, parent)
+    keep_garbage_rare()
+    parent.tell("ready")
     try:
-        orders = receive(control)
-        if orders is None:
-            return
-        if orders.cores is not None:
-            os.sched_setaffinity(0, orders.cores)
-        stay_on_core()
-        worker = Worker(orders, control)
-        keep_garbage_rare()
-        send(control, "ready")
         worker.serve()
-    except OwnerGone:
-        return
-    except BaseException:  # an environment that calls sys.exit, or raises KeyboardInterrupt, has failed like any other
-        at_once = worker.never_stepped() if worker is not None else orders is None or orders.incarnation == 0
-        with contextlib.suppress(OSError):
-            control.settimeout(FAREWELL)
-            send(control, ("error", shortened(traceback.format_exc()), at_once))
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        os._exit(1)  # threads that the environment has started must not keep the process
+    except BaseException:
+        never_stepped = worker.never_stepped()
+        parent.failed_at_once = lambda: never_stepped  # it must not know the worker, whose emulators would outlive it
+        raise

@@ -10,20 +10,22 @@ from collections.abc import Callable
 
 from phalanx.config import Experiment
 from phalanx.registry import MakeEnv
-from phalanx.replica.replica import Replica
+from phalanx.replica.build import make_replica
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
-from phalanx.sampling.placement import slot_rules
 from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.slot import slot_rules
 
 
 def run(experiment: Experiment, session: Session) -> None:
-    compute = choose_compute(experiment.run)
-    envs = make_envs(experiment, compute, session.event)
-    try:
-        session.train(Replica(experiment, envs, compute, session.event))
-    finally:
-        envs.close()
+    compute = choose_compute(experiment.run).install()
+    with (
+        make_envs(experiment, compute, session.event) as envs,
+        make_replica(experiment, envs, compute, session.event) as replica,
+        session.recording(replica, envs.spec, compute),
+    ):
+        while session.goes_on():
+            session.note(replica.iterate(session.may_run_ahead))
 
 
 def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> SerialEnvs:

@@ -5,7 +5,7 @@
     worker 2  [rows of group 0 | rows of group 1]  /                          \\ <- the next act uses the new version
 
 One group is PAAC; with two, a group simulates while the other is served (Stooke & Abbeel). The policy lag is zero, or
-exactly one rollout with `overlap`. On a GPU the step buffer is page-locked and the workers publish raw screens.
+exactly one rollout with `sampler.overlap`. On a GPU the step buffer is page-locked and the workers publish raw screens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.config import Experiment
-from phalanx.replica.replica import make_replica
+from phalanx.replica.build import make_replica
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.placement import start_workers
@@ -21,20 +21,16 @@ from phalanx.sampling.processes import ProcessEnvs
 
 
 def run(experiment: Experiment, session: Session) -> None:
-    compute = choose_compute(experiment.run)
-    if session.early is not None:
-        envs = session.early
-        envs.report = session.event
-    else:
-        envs = make_envs(experiment, compute, session.event)
-    try:
-        replica = make_replica(experiment, envs, compute, session.event)
-        try:
-            session.train(replica)
-        finally:
-            replica.close()
-    finally:
-        envs.close()
+    compute = choose_compute(experiment.run).install()
+    envs = session.prestarted or make_envs(experiment, compute, session.event)
+    envs.report = session.event
+    with (
+        envs,
+        make_replica(experiment, envs, compute, session.event) as replica,
+        session.recording(replica, envs.spec, compute),
+    ):
+        while session.goes_on():
+            session.note(replica.iterate(session.may_run_ahead))
 
 
 def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> ProcessEnvs:

@@ -13,8 +13,9 @@ from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
 from phalanx.parameters.flat import FlatParameters
-from phalanx.replay.experience import Latest
-from phalanx.sampling.collector import allocate_rollout
+from phalanx.replay.experience import LatestRollout
+from phalanx.runtime.clocks import Clocks
+from phalanx.sampling.answers import allocate_rollout
 from phalanx.types import EnvSpec, PolicyBatch, Progress
 
 ROWS = 32
@@ -116,10 +117,12 @@ def test_the_discount_moves_on_the_clock_of_steps():
     rollout = allocate_rollout(EnvSpec((6,), np.float32, 4), environments=1, stack=1, horizon=2, device=CPU)
     rollout.reward[1] = 1.0
     rollout.terminated[1] = True
-    experience = Latest()
+    experience = LatestRollout()
     experience.put(rollout)
     ppo = PPO(PPOConfig(discount=0.5, final_discount=0.9, discount_length=100, gae_lambda=1.0, minibatches=1), 10_000)
+    clocks = Clocks()
     for steps, discount in ((0, 0.5), (50, 0.7), (100, 0.9), (5_000, 0.9)):
-        batch = next(ppo.batches(experience, Progress(steps=steps), torch.Generator()))
+        clocks.restore(Progress(steps=steps))
+        batch = next(ppo.batches(experience, clocks.now, torch.Generator()))
         torch.testing.assert_close(batch.rows.returns, torch.tensor([discount, 1.0]))
     assert PPO(PPOConfig(discount=0.5), 100).discount(Progress(steps=70)) == 0.5

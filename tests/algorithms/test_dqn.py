@@ -15,6 +15,7 @@ from phalanx.config import C51Config, DQNConfig, ModelConfig
 from phalanx.models.q_heads import ScaledGradient, make_q_model
 from phalanx.models.q_policies import EpsilonGreedyPolicy, random_action
 from phalanx.replay.experience import Replay, make_replay
+from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute
 from phalanx.types import AheadBatch, EnvSpec, Progress, ReplayBatch, Rollout
 
@@ -87,26 +88,33 @@ def test_value_of_best() -> None:
 
 
 class Memory:
-    """Says when it is ready and counts what is taken."""
+    """Says when it is ready and counts what is drawn."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.exponents: list[float] = []
-        self.taken: list[ReplayBatch] = []
+        self.drawn: list[ReplayBatch] = []
 
     def ready(self, rows: int) -> bool:
         return self.rows >= rows
 
-    def take(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch:
+    def draw(self, batch_size: int, importance_exponent: float, generator: torch.Generator) -> ReplayBatch:
         self.exponents.append(importance_exponent)
         state = torch.randint(2, (2, batch_size), generator=generator).tolist()
         some = [0.5] * batch_size
-        self.taken.append(batch_of(state[0], [0] * batch_size, some, state[1], some, some))
-        return self.taken[-1]
+        self.drawn.append(batch_of(state[0], [0] * batch_size, some, state[1], some, some))
+        return self.drawn[-1]
+
+
+def at(steps: int) -> Clocks:
+    """The clocks of a run that has collected so many steps."""
+    clocks = Clocks()
+    clocks.count(steps=steps)
+    return clocks
 
 
 def count_batches(algorithm: DQN, rows: int, steps: int) -> int:
-    return len(list(algorithm.batches(Memory(rows), Progress(steps=steps), torch.Generator())))  # type: ignore[arg-type]
+    return len(list(algorithm.batches(Memory(rows), at(steps).now, torch.Generator())))  # type: ignore[arg-type]
 
 
 def test_learning_starts_when_due_and_keeps_its_intensity() -> None:
@@ -115,20 +123,18 @@ def test_learning_starts_when_due_and_keeps_its_intensity() -> None:
     assert count_batches(algorithm, rows=100, steps=99) == 0
     assert count_batches(algorithm, rows=100, steps=100) == 16
     assert count_batches(algorithm, rows=40, steps=500) == 0, "resumed with an empty memory"
-    shared = DQN(config, Table([[0.0], [1.0]]), rollout_steps=32, replicas=4)
-    assert count_batches(shared, rows=25, steps=100) == 16
 
 
 @pytest.mark.parametrize("flags", [{}, {"prioritized": True}, {"target_clock": "updates"}])
 def test_batches_drawn_ahead_are_those_of_single_draws(flags: dict[str, Any]) -> None:
     config = DQNConfig(learning_starts=0, batch_size=64, intensity=20.0, **flags)  # 10 batches
     algorithm, memory = DQN(config, Table([[0.0, 3.0], [1.0, 0.5]]), rollout_steps=32), Memory(1)
-    batches = list(algorithm.batches(memory, Progress(), torch.Generator()))  # type: ignore[arg-type]
+    batches = list(algorithm.batches(memory, at(0).now, torch.Generator()))  # type: ignore[arg-type]
     ahead = not flags  # priorities, or the target network, may change between two updates
-    assert [len(taken.ids) for taken in memory.taken] == ([256, 256, 128] if ahead else [64] * 10)
+    assert [len(drawn.ids) for drawn in memory.drawn] == ([256, 256, 128] if ahead else [64] * 10)
     assert [len(batch.ids) for batch in batches] == [64] * 10
     assert all(isinstance(batch, AheadBatch) == ahead for batch in batches)
-    plain = [taken[start : start + 64] for taken in memory.taken for start in range(0, len(taken.ids), 64)]
+    plain = [drawn[start : start + 64] for drawn in memory.drawn for start in range(0, len(drawn.ids), 64)]
     for batch, alone in zip(batches, plain, strict=True):
         assert torch.equal(algorithm.target_values(batch), algorithm.target_values(alone))
         assert torch.equal(
@@ -140,7 +146,7 @@ def test_importance_exponent_grows_to_one() -> None:
     config = DQNConfig(learning_starts=0, batch_size=32, intensity=1.0, importance_start=0.4, importance_length=200)
     algorithm, memory = DQN(config, Table([[0.0], [1.0]]), rollout_steps=32), Memory(1)
     for steps in (0, 100, 400):
-        list(algorithm.batches(memory, Progress(steps=steps), torch.Generator()))  # type: ignore[arg-type]
+        list(algorithm.batches(memory, at(steps).now, torch.Generator()))  # type: ignore[arg-type]
     assert memory.exponents == pytest.approx([0.4, 0.7, 1.0])
 
 
@@ -213,6 +219,7 @@ def corridor(steps: int, seed: int) -> Rollout:
         truncated=zeros.bool(),
         last_value=zeros,
         cut=zeros.bool(),
+        version=torch.zeros(steps, 1, dtype=torch.int64),
     )
 
 
@@ -228,15 +235,15 @@ def test_it_learns_the_corridor(flags: dict[str, bool]) -> None:
     algorithm = DQN(config, model, rollout_steps=400)
     memory.put(corridor(400, seed=0))
     optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
-    progress = Progress(steps=400)
-    for batch in algorithm.batches(memory, progress, torch.Generator().manual_seed(0)):
+    clocks = at(400)
+    for batch in algorithm.batches(memory, clocks.now, torch.Generator().manual_seed(0)):
         loss = algorithm.loss(model, batch, {})
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()
         assert loss.priorities is not None
         memory.feedback(batch.ids, loss.priorities)
-        progress.updates += 1
+        clocks.count(updates=1)
     expected = torch.tensor([[1 / 16, 1 / 8], [1 / 16, 1 / 4], [1 / 8, 1 / 2], [1 / 4, 1.0]])
     assert torch.allclose(model.values.detach(), expected, atol=0.01)
 
@@ -313,9 +320,9 @@ def states(count: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(count, 1, 1), torch.ones(count, dtype=torch.uint8)
 
 
-def test_noise_below_epsilon_is_spread_evenly_over_the_actions() -> None:
-    noise = torch.tensor([0.0, 0.09, 0.1, 0.19, 0.2, 0.29, 0.3, 0.3999, 0.4, 0.41, 0.999])
-    output = begun(policy_of(0.4)).act(*states(11), noise, ALL)
+def test_numbers_below_epsilon_is_spread_evenly_over_the_actions() -> None:
+    uniform = torch.tensor([0.0, 0.09, 0.1, 0.19, 0.2, 0.29, 0.3, 0.3999, 0.4, 0.41, 0.999])
+    output = begun(policy_of(0.4)).act(*states(11), uniform, ALL)
     assert output.action.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 1, 1, 1]
     assert output.value.tolist() == [3.0] * 11
     assert output.log_prob.tolist() == [0.0] * 11
@@ -324,15 +331,15 @@ def test_noise_below_epsilon_is_spread_evenly_over_the_actions() -> None:
 
 def test_random_actions_are_uniform_for_any_epsilon() -> None:
     for epsilon in (1.0, 0.1, 0.001):
-        noise = torch.arange(1000) / 1000 * epsilon
-        actions = random_action(noise, torch.full_like(noise, epsilon), 4)
+        uniform = torch.arange(1000) / 1000 * epsilon
+        actions = random_action(uniform, torch.full_like(uniform, epsilon), 4)
         assert torch.bincount(actions, minlength=4).sub(250).abs().max() <= 1
 
 
 def test_without_epsilon_every_action_is_greedy() -> None:
-    noise = torch.rand(100, generator=torch.Generator().manual_seed(0))
-    noise[0] = 0.0
-    assert begun(policy_of(0.0)).act(*states(100), noise, ALL).action.unique().tolist() == [1]
+    uniform = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    uniform[0] = 0.0
+    assert begun(policy_of(0.0)).act(*states(100), uniform, ALL).action.unique().tolist() == [1]
 
 
 def test_a_schedule_without_length_has_ended() -> None:
@@ -350,19 +357,21 @@ def test_a_scaled_gradient_is_the_identity_before_it_is_scaled(dtype: torch.dtyp
 
 
 def test_epsilon_follows_its_schedule_but_not_in_evaluation() -> None:
-    model, noise = Table([[0.0, 1.0]]), torch.tensor([0.2])
+    model, uniform = Table([[0.0, 1.0]]), torch.tensor([0.2])
     policy = EpsilonGreedyPolicy(model, CPU, Schedule(1.0, 0.0, 100))
-    assert begun(policy, 0).act(*states(1), noise, ALL).action.tolist() == [0]
-    assert begun(policy, 90).act(*states(1), noise, ALL).action.tolist() == [1]
+    assert begun(policy, 0).act(*states(1), uniform, ALL).action.tolist() == [0]
+    assert begun(policy, 90).act(*states(1), uniform, ALL).action.tolist() == [1]
     judged = EpsilonGreedyPolicy.evaluation(model, CPU, 0.05)
-    assert begun(judged).act(*states(1), noise, ALL).action.tolist() == [1]
+    assert begun(judged).act(*states(1), uniform, ALL).action.tolist() == [1]
     assert begun(judged).act(*states(1), torch.tensor([0.01]), ALL).action.tolist() == [0]
 
 
 def test_spread_gives_each_environment_its_own_epsilon() -> None:
     """Of three environments the epsilons are .5, .5 ** 2 and .5 ** 3."""
     policy = policy_of(0.5, spread=2.0, environments=3)
-    act = [begun(policy).act(*states(3), torch.full((3,), noise), ALL).action.tolist() for noise in (0.49, 0.24, 0.12)]
+    act = [
+        begun(policy).act(*states(3), torch.full((3,), number), ALL).action.tolist() for number in (0.49, 0.24, 0.12)
+    ]
     assert act == [[3, 1, 1], [1, 3, 1], [0, 1, 3]]
     part = begun(policy).act(*states(2), torch.full((2,), 0.24), slice(1, 3))
     assert part.action.tolist() == [3, 1]

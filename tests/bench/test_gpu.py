@@ -15,9 +15,9 @@ from phalanx.errors import UserError
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
 @pytest.mark.parametrize("shape", [gpu_bench.SAMPLING, *gpu_bench.ALGORITHMS.values()])
 def test_every_shape_fits_any_number_of_cores(shape, cores):
-    experiment = gpu_bench.settled(shape, "pong", cores, ["--run.precision", "float32"])
+    experiment = gpu_bench.sized_for_machine(shape, "pong", cores, ["--run.precision", "float32"])
     assert experiment.env.name == "pong" and experiment.model.torso == "nature"
-    assert experiment.topology == SynchronousConfig(overlap=True)
+    assert experiment.topology == SynchronousConfig() and experiment.sampler.overlap
     assert experiment.sampler.environments == shape.envs_per_worker * 2 * shape.cores(cores)
     assert experiment.sampler.squads == 2 * shape.cores(cores) // shape.squad
     assert experiment.sampler.pin == shape.busy
@@ -46,7 +46,7 @@ def test_without_a_gpu_it_says_so(capsys):
 def test_speed_is_measured_beside_the_emulator(learn, monkeypatch):
     monkeypatch.setattr(gpu_bench, "SETTLING", 0.5)
     shape = gpu_bench.Shape("a2c", 5)
-    experiment = gpu_bench.settled(shape, "pong", 2, ["--sampler.environments", "8"])
+    experiment = gpu_bench.sized_for_machine(shape, "pong", 2, ["--sampler.environments", "8"])
     with BareEmulators("pong", 2, 4) as emulators:
         found = gpu_bench.beside_emulator(experiment, emulators, 0.5, 1, learn)
     assert found["training_sps" if learn else "inference_sps"] > 0

@@ -58,7 +58,7 @@ def class_bodies() -> dict[str, list[ast.stmt]]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_validates_and_knows_its_name(name):
     experiment = preset(name)
-    assert experiment.validate() == experiment.settled()
+    assert experiment.validate() == experiment.with_derived_values()
     assert experiment.preset == name
 
 
@@ -75,7 +75,8 @@ def test_config_json_reproduces_the_experiment(name, tmp_path):
 def test_config_json_keeps_changed_and_empty_values(tmp_path):
     experiment = dataclasses.replace(
         preset("a2c"),
-        topology=SynchronousConfig(overlap=True),
+        topology=SynchronousConfig(),
+        sampler=SamplerConfig(overlap=True, raw_screens=False),
         optimizer=OptimizerConfig(learning_rate=1 / 3, final_learning_rate=None),
         run=RunConfig(target_score=18.0, name="a run"),
     )
@@ -101,6 +102,27 @@ def saved(tmp_path: Path, change: dict) -> Path:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     return path
+
+
+@pytest.mark.parametrize(
+    ("earlier", "overlap", "raw_screens"),
+    [
+        ({"overlap": True, "raw_screens": False}, True, False),
+        ({"overlap": False, "raw_screens": True}, False, True),
+        ({"overlap": True}, True, True),
+        ({}, False, True),
+    ],
+)
+def test_what_the_topology_said_of_sampling_is_the_samplers_now(tmp_path, earlier, overlap, raw_screens):
+    """In the config.json of earlier versions; what is not there had the value that is the default now."""
+    values = dataclasses.asdict(preset("ppo"))
+    values["topology"] = {"name": "synchronous", **earlier}
+    del values["sampler"]["overlap"], values["sampler"]["raw_screens"]
+    path, told = tmp_path / "config.json", []
+    path.write_text(json.dumps(values))
+    sampler = dataclasses.replace(preset("ppo").sampler, overlap=overlap, raw_screens=raw_screens)
+    assert load(path, told.append) == dataclasses.replace(preset("ppo"), topology=SynchronousConfig(), sampler=sampler)
+    assert told == []
 
 
 @pytest.mark.parametrize(
@@ -179,7 +201,7 @@ def refused(experiment: Experiment) -> str:
         ({"algorithm": DQNConfig(intensity=0.0)}, "algorithm.intensity is 0"),
         ({"algorithm": C51Config(atoms=1)}, "algorithm.atoms is 1"),
         ({"algorithm": C51Config(v_min=1.0, v_max=1.0)}, "algorithm.v_min must be less than"),
-        ({"topology": SynchronousConfig(overlap=True)}, "topology.overlap .* add --algorithm.importance True"),
+        ({"sampler": SamplerConfig(overlap=True)}, "sampler.overlap .* add --algorithm.importance True"),
         ({"optimizer": OptimizerConfig(learning_rate=0.0)}, "optimizer.learning_rate is 0"),
         ({"optimizer": OptimizerConfig(learning_rate=float("nan"))}, "optimizer.learning_rate is nan"),
         ({"optimizer": OptimizerConfig(clip_norm=0.0)}, "optimizer.clip_norm is 0"),

@@ -12,7 +12,7 @@ from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, Synchronou
 from phalanx.config.presets import preset
 from phalanx.errors import NotFinite
 from phalanx.replay.experience import RESERVE
-from phalanx.replica.replica import make_replica
+from phalanx.replica.build import make_replica
 from phalanx.runtime.device import choose_compute
 from phalanx.runtime.graphs import record
 from phalanx.topologies import synchronous
@@ -27,17 +27,15 @@ def run(experiment, graphs, iterations, spoil=lambda replica: None, report=print
     experiment = dataclasses.replace(
         experiment, run=dataclasses.replace(experiment.run, device="cuda", graphs=graphs, seed=3)
     ).validate()
-    compute = choose_compute(experiment.run)
+    compute = choose_compute(experiment.run).install()
     with contextlib.ExitStack() as stack:
-        envs = synchronous.make_envs(experiment, compute, print)
-        stack.callback(envs.close)
-        replica = make_replica(experiment, envs, compute, report)
-        stack.callback(replica.close)
+        envs = stack.enter_context(synchronous.make_envs(experiment, compute, print))
+        replica = stack.enter_context(make_replica(experiment, envs, compute, report))
         spoil(replica)
         for _ in range(iterations):
             replica.iterate()
         torch.cuda.synchronize()
-        rollout = replica.collector.lanes[(replica.collector.collected - 1) % len(replica.policies)].rollout
+        rollout = replica.collector.last_rollout
         return replica.parameters.flat.clone(), rollout.reward.clone(), rollout.history.clone(), replica.progress
 
 
@@ -48,9 +46,9 @@ def experiment_of(name, overlap=False, rule=None, atari=False, truncates=False, 
     changes = {
         "algorithm": dataclasses.replace(experiment.algorithm, **algorithm),
         "sampler": dataclasses.replace(
-            experiment.sampler, environments=8, horizon=8, groups=2, workers=2, decorrelation=8
+            experiment.sampler, environments=8, horizon=8, groups=2, workers=2, decorrelation=8, overlap=overlap
         ),
-        "topology": SynchronousConfig(overlap=overlap),
+        "topology": SynchronousConfig(),
     }
     if atari:
         changes["env"] = ATARI
@@ -64,7 +62,7 @@ def experiment_of(name, overlap=False, rule=None, atari=False, truncates=False, 
 
 def assert_agree(experiment, iterations=12, **keywords):
     ours, theirs = run(experiment, True, iterations, **keywords), run(experiment, False, iterations)
-    assert vars(ours[3]) == vars(theirs[3])
+    assert ours[3] == theirs[3]
     assert ours[3].updates > 0
     difference = float((ours[0] - theirs[0]).abs().max())
     print(f"greatest difference of a parameter: {difference:.2e}")
@@ -106,7 +104,7 @@ def test_graphs_agree_on_atari_with_raw_screens(name, overlap):
 
 def test_raw_screens_change_nothing():
     raw = experiment_of("a2c", atari=True)
-    ready = dataclasses.replace(raw, topology=SynchronousConfig(raw_screens=False))
+    ready = dataclasses.replace(raw, sampler=dataclasses.replace(raw.sampler, raw_screens=False))
     ours, theirs = run(raw, True, 6), run(ready, True, 6)
     assert torch.equal(ours[1], theirs[1])
     assert torch.equal(ours[2], theirs[2])
@@ -139,8 +137,8 @@ def followed_by(function, spoiler):
 
 
 def spoil_acting(replica, spoiler):
-    for policy in replica.policies:
-        policy.act = followed_by(policy.act, spoiler)
+    for buffer in replica.collector.buffers:
+        buffer.policy.act = followed_by(buffer.policy.act, spoiler)
 
 
 def spoil_learning(replica, spoiler):

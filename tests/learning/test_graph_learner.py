@@ -14,10 +14,12 @@ from tape import TapeCapturer
 from phalanx.config import ToyConfig
 from phalanx.config.presets import preset
 from phalanx.errors import NotFinite
-from phalanx.learning import graph_learner, learner
-from phalanx.learning.graph_learner import CapturedLearner
+from phalanx.learning import graph_learner
+from phalanx.learning.graph_learner import GraphLearner
+from phalanx.parameters import rules
 from phalanx.replay import storage
 from phalanx.replay.experience import Replay
+from phalanx.replica.build import make_replica
 from phalanx.replica.replica import Replica
 from phalanx.runtime.device import Compute
 from phalanx.topologies import serial
@@ -43,7 +45,7 @@ def clip_without_a_look(gradient: torch.Tensor, max_norm: float) -> torch.Tensor
 
 @pytest.fixture
 def replica_of(monkeypatch):
-    """A replica of a preset, with the captured learner or without; with a tape for a graph it also draws from memory as
+    """A replica of a preset, with the graph learner or without; with a tape for a graph it also draws from memory as
     it does on a GPU."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
 
@@ -51,25 +53,19 @@ def replica_of(monkeypatch):
         name: str, captured: bool = True, taped: bool = False, rule: str = "", env: Any = None, **algorithm: Any
     ) -> Replica:
         monkeypatch.setattr(graph_learner, "Capturer", TapeCapturer if taped else Eager)
-        experiment, compute = preset(name), Compute(torch.device("cpu"))
+        experiment, compute = preset(name), Compute(torch.device("cpu"), graphs=captured)
         experiment = dataclasses.replace(
             experiment,
             env=env or experiment.env,
             algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
             optimizer=dataclasses.replace(experiment.optimizer, rule=rule or experiment.optimizer.rule),
         ).validate()
-        replica = Replica(experiment, serial.make_envs(experiment, compute, print), compute, print)
+        replica = make_replica(experiment, serial.make_envs(experiment, compute, print), compute, print)
+        assert isinstance(replica.learner, GraphLearner) == captured
         if taped:
-            monkeypatch.setattr(learner, "global_norm_clip", clip_without_a_look)
+            monkeypatch.setattr(rules, "global_norm_clip", clip_without_a_look)
         if taped and isinstance(replica.experience, Replay):
             replica.experience.storage.may_look = False
-        mine = replica.learner
-        if captured:
-            replica.learner = CapturedLearner(
-                *(mine.model, mine.parameters, mine.store, mine.algorithm, mine.optimizer, mine.learning_rate),
-                *(compute, experiment.run.seed + 2, mine.timing),
-                report=print,
-            )
         return replica
 
     return make
@@ -159,13 +155,13 @@ def test_what_was_not_finite_is_shown_and_nothing_is_learnt_from_then_on(replica
     iterate_until_it_learns(replica)
     seen = poison(replica, monkeypatch, "returns")
     before = replica.parameters.flat.clone()
-    rule_before = replica.learner.store.state()["rule"]
+    rule_before = replica.store.state()["rule"]
     with pytest.raises(NotFinite, match="one of the updates before") as error:
         replica.iterate()
     assert len(seen) > 2  # more updates followed
     assert not torch.isfinite(error.value.batch.returns).all()
     assert torch.equal(replica.parameters.flat, before)
-    for key, value in replica.learner.store.rule_state.items():
+    for key, value in replica.store.rule_state.items():
         assert torch.equal(value, rule_before[key]), key
     if name == "eps-rainbow-catch":
         assert (replica.experience.index.sums >= 0).all()
@@ -175,16 +171,16 @@ def test_the_batch_is_found_among_those_of_several_graphs(replica_of, monkeypatc
     replica = replica_of("dqn-catch")
     iterate_until_it_learns(replica)
     learner, progress = replica.learner, replica.progress
-    batches = [replica.experience.take(count, 1.0, torch.Generator().manual_seed(0)) for count in (8, 16, 8, 16)]
+    batches = [replica.experience.draw(count, 1.0, torch.Generator().manual_seed(0)) for count in (8, 16, 8, 16)]
     for batch in batches[:2]:
-        learner.update(batch, progress)
-    learner.check(progress)
+        learner.update(batch, progress, replica.experience)
+    learner.check()
     batches[2].returns[3] = math.nan
     before = replica.parameters.flat.clone()
     for batch in batches[2:]:
-        learner.update(batch, progress)
+        learner.update(batch, progress, replica.experience)
     with pytest.raises(NotFinite) as error:
-        learner.check(progress)
+        learner.check()
     assert torch.equal(error.value.batch.ids, batches[2].ids)
     assert torch.equal(replica.parameters.flat, before)
 
@@ -201,7 +197,7 @@ def test_graphs_read_the_numbers_of_their_update(replica_of):
         return run(update, batch, good)
 
     for _ in range(3):
-        steps = replica.progress.steps + replica.experiment.sampler.rollout_steps
+        steps = replica.progress.steps + replica.collector.last_rollout.action.numel()
         read.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(graph_learner.CapturedUpdate, "run", watched)

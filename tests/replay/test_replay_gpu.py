@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.config import DQNConfig
-from phalanx.learning.learner import gathered
+from phalanx.learning.learner import materialise
 from phalanx.replay import experience
 from phalanx.replay.experience import RESERVE, Replay, make_replay
 from phalanx.runtime import pages
@@ -40,16 +40,15 @@ def rollouts(count: int) -> Iterator[Rollout]:
             truncated=truncated,
             last_value=torch.zeros(shape),
             cut=(kind > 0.2) & (kind < 0.25),
+            version=torch.zeros(shape, dtype=torch.int64),
             last_frames={(t, b): frames[t, b] + 1 for t, b in truncated.nonzero().tolist()},
         )
 
 
 def on(rollout: Rollout, device: torch.device) -> Rollout:
-    values = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in vars(rollout).items()
-    }
-    values["last_frames"] = {key: frame.to(device) for key, frame in rollout.last_frames.items()}
-    return Rollout(**values)
+    values = {name: value.to(device) for name, value in rollout.tensors().items()}
+    values["version"] = rollout.version  # stays on the host
+    return Rollout(**values, last_frames={key: frame.to(device) for key, frame in rollout.last_frames.items()})
 
 
 def empty(device: torch.device, prioritized: bool) -> Replay:
@@ -68,11 +67,11 @@ def fill(device: torch.device, prioritized: bool) -> Replay:
 def test_a_gpu_reads_what_a_cpu_reads(prioritized: bool) -> None:
     host, card = fill(torch.device("cpu"), prioritized), fill(torch.device("cuda"), prioritized)
     assert len(host.index) == len(card.index)
-    batch = host.take(64, 0.5, torch.Generator().manual_seed(1))
+    batch = host.draw(64, 0.5, torch.Generator().manual_seed(1))
     copy = card.storage.read(batch.ids.cuda(), batch.weight.cuda())
     for name, values in vars(batch).items():
         assert torch.allclose(getattr(copy, name).cpu().double(), values.double()), name
-    drawn = gathered(card.take(64, 0.5, torch.Generator("cuda").manual_seed(1))).ids.cpu()
+    drawn = materialise(card.draw(64, 0.5, torch.Generator("cuda").manual_seed(1))).ids.cpu()
     assert not host.storage.cut.view(-1)[drawn % host.storage.rows].any()
     host.feedback(batch.ids, batch.returns + 1)
     card.feedback(copy.ids, copy.returns + 1)
@@ -87,7 +86,7 @@ def test_nothing_between_draw_and_feedback_waits_for_the_gpu(prioritized: bool) 
     generator = torch.Generator("cuda").manual_seed(0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch = gathered(replay.take(64, 0.5, generator))
+        batch = materialise(replay.draw(64, 0.5, generator))
         replay.feedback(batch.ids, batch.returns.abs())
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -108,9 +107,9 @@ def test_frames_on_the_host_are_read_as_those_on_the_card(
     assert saver is not None
     saver(tmp_path)
     restored.restore(on_host.state(), tmp_path)
-    expected = gathered(on_card.take(64, 0.5, torch.Generator(cuda).manual_seed(1)))
+    expected = materialise(on_card.draw(64, 0.5, torch.Generator(cuda).manual_seed(1)))
     for replay in (on_host, restored):
-        batch = gathered(replay.take(64, 0.5, torch.Generator(cuda).manual_seed(1)))
+        batch = materialise(replay.draw(64, 0.5, torch.Generator(cuda).manual_seed(1)))
         for name, values in vars(batch).items():
             assert torch.equal(values, getattr(expected, name)), name
 

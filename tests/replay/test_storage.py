@@ -103,6 +103,7 @@ class Streams:
             truncated=table("truncated", torch.bool),
             last_value=torch.zeros(horizon, len(self.steps)),
             cut=table("cut", torch.bool),
+            version=torch.zeros(horizon, len(self.steps), dtype=torch.int64),
             last_frames={
                 (t, env): torch.full((2,), steps[begin + t].last_frame, dtype=torch.int32)
                 for env, steps in enumerate(self.steps)
@@ -218,22 +219,22 @@ def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool, tmp_path: P
         streams, replay, copy = Streams(5, 3, 3, 0.1), fresh(), fresh()
         for _ in range(rollouts):
             replay.put(streams.rollout(6))
-            batch = replay.take(8, 1.0, torch.Generator().manual_seed(1))
+            batch = replay.draw(8, 1.0, torch.Generator().manual_seed(1))
             replay.feedback(batch.ids, batch.returns.abs() + 0.1)
         save_now(replay, tmp_path)
         copy.restore(replay.state(), tmp_path)
         assert copy.size == replay.size
         for _ in range(8):
             rollout = streams.rollout(4)
-            taken = []
+            both = []
             for memory in (replay, copy):
                 memory.put(rollout)
-                batch = memory.take(16, 0.5, torch.Generator().manual_seed(2))
+                batch = memory.draw(16, 0.5, torch.Generator().manual_seed(2))
                 memory.feedback(batch.ids, batch.returns.abs() + 0.2)
-                taken.append(batch)
-            for name, values in vars(taken[0]).items():
-                assert torch.equal(values, getattr(taken[1], name)), name
-            check_rows(copy.storage, streams, taken[1].ids, taken[1])
+                both.append(batch)
+            for name, values in vars(both[0]).items():
+                assert torch.equal(values, getattr(both[1], name)), name
+            check_rows(copy.storage, streams, both[1].ids, both[1])
 
 
 def save_now(replay: Replay, directory: Path) -> None:
@@ -288,12 +289,12 @@ def test_a_memory_of_another_shape_is_refused() -> None:
         FrameStorage(SPEC, 2, 2, 66, 1, DISCOUNT, CPU).restore(storage.state(), Path())
 
 
-def test_nothing_is_learnt_across_a_severed_stream() -> None:
-    """After `sever` the newest step is cut: its own row is gone, the row before it still bootstraps from it."""
+def test_nothing_is_learnt_across_a_gap() -> None:
+    """After `mark_gap` the newest step is cut: its own row is gone, the row before it still bootstraps from it."""
     streams = Streams(1, 1, 1, 0.0)
     replay = Replay(FrameStorage(SPEC, 1, 1, 32, 2, DISCOUNT, CPU), UniformIndex(32, CPU))
     replay.put(streams.rollout(4))
-    replay.sever()
+    replay.mark_gap()
     streams.steps[0][-1].cut = True
     replay.put(streams.rollout(4))
     assert len(replay.index) == len(learnable(replay.storage, streams)) == 5
@@ -305,7 +306,7 @@ def test_ready_waits_for_rows_and_for_one_that_can_be_drawn() -> None:
     streams = Streams(1, 2, 2, 0.0)
     replay = make_replay(DQNConfig(replay_size=40, n_step=2), SPEC, 2, 2, CPU)
     with pytest.raises(RuntimeError, match="drawn"):
-        replay.take(1, 1.0, torch.Generator())
+        replay.draw(1, 1.0, torch.Generator())
     replay.put(streams.rollout(3))  # one oldest row and two newest ones cannot be drawn
     assert not replay.ready(1)
     replay.put(streams.rollout(3))

@@ -14,7 +14,7 @@ from phalanx.config import AtariConfig, ModelConfig, SynchronousConfig
 from phalanx.config.presets import preset
 from phalanx.errors import UserError
 from phalanx.replay import experience
-from phalanx.replica.replica import OverlappedReplica
+from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling import placement
 from phalanx.sampling.processes import ProcessEnvs
@@ -29,14 +29,16 @@ def overlapping(name, **algorithm):
     return dataclasses.replace(
         experiment,
         algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
-        sampler=dataclasses.replace(experiment.sampler, environments=4, horizon=16, groups=2, decorrelation=10),
-        topology=SynchronousConfig(overlap=True),
+        sampler=dataclasses.replace(
+            experiment.sampler, environments=4, horizon=16, groups=2, decorrelation=10, overlap=True
+        ),
+        topology=SynchronousConfig(),
     ).validate()
 
 
 def overlapped(name, **algorithm):
     experiment = overlapping(name, **algorithm)
-    return OverlappedReplica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
+    return make_replica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
 
 
 CASES = [("a2c-catch", {"importance": True}), ("ppo-catch", {}), ("dqn-catch", {"learning_starts": 128})]
@@ -51,12 +53,12 @@ def test_it_does_not_matter_when_in_a_rollout_updates_are_made(name, algorithm):
     in_gaps, afterwards = overlapped(name, **algorithm), overlapped(name, **algorithm)
     for _ in range(12):
         in_gaps.iterate()
-        afterwards.per_gap = 0.0
+        afterwards.cycle.per_gap = 0.0
         afterwards.iterate()
     assert in_gaps.progress.updates > 10
-    assert vars(in_gaps.progress) == vars(afterwards.progress)
+    assert in_gaps.progress == afterwards.progress
     assert torch.equal(in_gaps.parameters.flat, afterwards.parameters.flat)
-    assert torch.equal(in_gaps.held.action, afterwards.held.action)
+    assert torch.equal(in_gaps.cycle.pending.action, afterwards.cycle.pending.action)
 
 
 @pytest.mark.parametrize("minibatches", [1, 4, 32])
@@ -64,14 +66,14 @@ def test_updates_are_spread_over_the_rollout(minibatches):
     """One, or fewer than gaps, or more: 1, 16 or 128 updates in 32 gaps."""
     epochs = 1 if minibatches == 1 else 4
     replica, made = overlapped("ppo-catch", epochs=epochs, minibatches=minibatches), []
-    update = replica._update_in_gap
+    work_in_gap = replica.cycle.work_in_gap
 
-    def counting(updates):
+    def counting():
         before = replica.progress.updates
-        update(updates)
+        work_in_gap()
         made.append(replica.progress.updates - before)
 
-    replica._update_in_gap = counting
+    replica.cycle.work_in_gap = counting
     for _ in range(6):
         made.clear()
         replica.iterate()
@@ -87,18 +89,19 @@ def test_updates_are_spread_over_the_rollout(minibatches):
 
 def watched(replica):
     """The most rollouts a group was ahead of another in each rollout collected from now on."""
-    end, seen = replica.collector._end, []
+    course, seen = replica.collector.course, []
+    end = course.end
 
-    def watching(progress):
-        seen.append(max(replica.collector.done) - replica.collector.collected - 1)
-        return end(progress)
+    def watching():
+        seen.append(max(course.finished) - course.collected - 1)
+        return end()
 
-    replica.collector._end = watching
+    course.end = watching
     return seen
 
 
 def early_replica(experiment, seed):
-    return OverlappedReplica(experiment, Moody(serial.make_envs(experiment, CPU, print), seed), CPU, print)
+    return make_replica(experiment, Moody(serial.make_envs(experiment, CPU, print), seed), CPU, print)
 
 
 @pytest.mark.parametrize(("name", "algorithm"), CASES)
@@ -108,31 +111,29 @@ def test_who_is_early_changes_nothing(name, algorithm, resets, seed):
     experiment = change(overlapping(name, **algorithm), groups=4, resets=resets)
     early = early_replica(experiment, seed)
     ahead = watched(early)
-    ordinary = OverlappedReplica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
+    ordinary = make_replica(experiment, serial.make_envs(experiment, CPU, print), CPU, print)
     for _ in range(14):
-        early.iterate()
-        ordinary.iterate(early=False)
-        assert vars(early.progress) == vars(ordinary.progress)
-        assert early.held.version == ordinary.held.version
-        for name, values in early.held.tensors().items():
-            assert torch.equal(values, ordinary.held.tensors()[name]), name
-        assert early.collector.take_scores() == ordinary.collector.take_scores()
+        ours, theirs = early.iterate(), ordinary.iterate(run_ahead=False)
+        assert ours.progress == theirs.progress
+        assert ours.scores == theirs.scores
+        assert ours.lags == theirs.lags
+        for name, values in early.cycle.pending.tensors().items():  # the versions, too
+            assert torch.equal(values, ordinary.cycle.pending.tensors()[name]), name
     assert torch.equal(early.parameters.flat, ordinary.parameters.flat)
     assert early.progress.updates > 10
-    assert max(ahead) == 1 and not ordinary.collector.ahead
+    assert max(ahead) == 1 and not ordinary.collector.course.ahead
 
 
 def test_a_state_is_taken_when_nobody_is_ahead():
     experiment = overlapping("ppo-catch")
     replica = early_replica(experiment, 1)
-    while not replica.collector.ahead:
+    while not replica.collector.course.ahead:
         replica.iterate()
-    assert not replica.settled
-    replica.iterate(early=False)
-    assert replica.settled and not replica.collector.ahead
-    state, weights = replica.state(), {name: value.clone() for name, value in replica.weights().items()}
+    assert not replica.quiescent
+    replica.iterate(run_ahead=False)
+    assert replica.quiescent and not replica.collector.course.ahead
     again = early_replica(experiment, 2)
-    again.restore(weights, state, Path())
+    again.restore(replica.snapshot(), Path())
     for _ in range(5):
         replica.iterate()
         again.iterate()
@@ -145,22 +146,23 @@ def test_nobody_is_early_before_the_environments_are_balanced():
     ahead = watched(replica)
     for _ in range(6):
         replica.iterate()
-    assert set(ahead) == {0} and not replica.collector.ahead
+    assert set(ahead) == {0} and not replica.collector.course.ahead
 
 
 def test_who_is_to_leave_begins_no_more():
     replica = early_replica(overlapping("ppo-catch"), 3)
-    receive, ahead = replica.collector._receive, []
+    course, ahead = replica.collector.course, []
+    receive = course.receive
 
-    def leaving(group, t):
-        if replica.collector.collected == 3:
+    def leaving(group):
+        if course.collected == 3:
             replica.leave()
-        receive(group, t)
+        return receive(group)
 
-    replica.collector._receive = leaving
+    course.receive = leaving
     for _ in range(5):
         replica.iterate()
-        ahead.append((replica.collector.ahead, replica.settled))
+        ahead.append((course.ahead, replica.quiescent))
     assert ahead == [(True, False)] * 3 + [(False, True)] * 2
 
 
@@ -171,11 +173,12 @@ def test_nobody_begins_a_rollout_after_the_end_of_the_run():
     while replica.progress.steps < experiment.run.steps:
         replica.iterate()
     assert replica.progress.steps == experiment.run.steps
-    assert replica.settled and not replica.collector.ahead
+    assert replica.quiescent and not replica.collector.course.ahead
 
 
-def test_steps_of_a_rollout_under_way_are_known():
-    replica, sent = early_replica(overlapping("ppo-catch"), 3), []
+@pytest.mark.parametrize("seed", [3, 7], ids=["nobody has finished it", "a group has finished it"])
+def test_steps_of_a_rollout_under_way_are_known(seed):
+    replica, sent = early_replica(overlapping("ppo-catch"), seed), []
     send = replica.envs.send
 
     def count(group, actions):
@@ -186,9 +189,9 @@ def test_steps_of_a_rollout_under_way_are_known():
     under_way = []
     for _ in range(4):
         replica.iterate()
-        in_flight = 2 * len(replica.collector.away)
-        under_way.append(replica.collector.under_way)
-        assert replica.progress.steps + replica.collector.under_way == sum(sent) - in_flight
+        in_flight = 2 * len(replica.collector.course.stepping)
+        under_way.append(replica.collector.course.steps_under_way)
+        assert replica.progress.steps + under_way[-1] == sum(sent) - in_flight
     assert min(under_way) > 0
 
 
@@ -199,18 +202,12 @@ def test_workers_that_run_ahead_change_nothing():
     model = ModelConfig(torso="nips", padding=True, init="normc")
     experiment = change(dataclasses.replace(experiment, env=env, model=model), workers=2, squads=2, horizon=4)
     alike = change(experiment, groups=4, squads=1)  # batches of the same size
-    ordinary = OverlappedReplica(experiment, serial.make_envs(alike, CPU, print), CPU, print)
-    for _ in range(12):
-        ordinary.iterate(early=False)
-    envs = synchronous.make_envs(experiment, CPU, print)
-    try:
-        replica = OverlappedReplica(experiment, envs, CPU, print)
-        for _ in range(12):
-            replica.iterate()
+    ordinary = make_replica(experiment, serial.make_envs(alike, CPU, print), CPU, print)
+    expected = [ordinary.iterate(run_ahead=False).scores for _ in range(12)]
+    with synchronous.make_envs(experiment, CPU, print) as envs:
+        replica = make_replica(experiment, envs, CPU, print)
+        assert [replica.iterate().scores for _ in range(12)] == expected
         assert torch.equal(replica.parameters.flat, ordinary.parameters.flat)
-        assert replica.collector.take_scores() == ordinary.collector.take_scores()
-    finally:
-        envs.close()
 
 
 def test_a_bench_that_cannot_begin_leaves_no_worker_behind(monkeypatch):

@@ -127,10 +127,10 @@ class TestDamage:
 
     def test_unknown_format(self, saved: Checkpoints, reports: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         write(saved, 1)
-        monkeypatch.setattr(checkpoint, "FORMAT", 2)
+        monkeypatch.setattr(checkpoint, "FORMAT", 3)
         with pytest.raises(UserError):
             saved.load()
-        assert "format 1" in reports[0]
+        assert "format 2" in reports[0]
 
     def test_none_is_usable(self, saved: Checkpoints, reports: list[str]) -> None:
         with pytest.raises(UserError, match="holds no checkpoint"):

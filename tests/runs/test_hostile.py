@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -390,21 +391,27 @@ def edited_state(run: Path, steps: int, edit: Callable[[Any], None]) -> None:
     change_file(path, "state.json", json.dumps(state))
 
 
+def replica_of(state: Any) -> Any:
+    return state["replicas"][0]
+
+
 EDITS: dict[str, Callable[[Any], Any]] = {
-    "no replica": lambda state: state.pop("replica"),
-    "a list for a replica": lambda state: state.update(replica=[]),
-    "no clock": lambda state: state["replica"]["progress"].pop("updates"),
-    "a word for a clock": lambda state: state["replica"]["progress"].update(steps="many"),
-    "a stranger among the clocks": lambda state: state["replica"]["progress"].update(evil=1),
-    "no store": lambda state: state["replica"].pop("store"),
-    "no rule": lambda state: state["replica"]["store"].pop("rule"),
-    "a number for parameters": lambda state: state["replica"]["store"].update(parameters=5),
-    "no shuffle": lambda state: state["replica"]["learner"].pop("shuffle"),
-    "a number for a generator": lambda state: state["replica"]["learner"].update(shuffle=5),
-    "no frames": lambda state: state["replica"]["sampling"]["collector"].pop("frames"),
-    "no environments": lambda state: state["replica"]["sampling"].update(envs={}),
-    "one environment less": lambda state: state["replica"]["sampling"]["envs"]["slots"].pop(),
-    "an environment without a state": lambda state: state["replica"]["sampling"]["envs"]["slots"][0].pop("env"),
+    "no replicas": lambda state: state.pop("replicas"),
+    "not one replica": lambda state: state.update(replicas=[]),
+    "a list for a replica": lambda state: state.update(replicas=[[]]),
+    "no clocks": lambda state: state.pop("clocks"),
+    "no clock": lambda state: state["clocks"].pop("updates"),
+    "a word for a clock": lambda state: state["clocks"].update(steps="many"),
+    "a stranger among the clocks": lambda state: state["clocks"].update(evil=1),
+    "no store": lambda state: state.pop("store"),
+    "no rule": lambda state: state["store"].pop("rule"),
+    "a number for the rule": lambda state: state["store"].update(rule=5),
+    "no shuffle": lambda state: replica_of(state)["learner"].pop("shuffle"),
+    "a number for a generator": lambda state: replica_of(state)["learner"].update(shuffle=5),
+    "no frames": lambda state: replica_of(state)["sampling"]["collector"].pop("frames"),
+    "no environments": lambda state: replica_of(state)["sampling"].update(envs={}),
+    "one environment less": lambda state: replica_of(state)["sampling"]["envs"]["slots"].pop(),
+    "an environment without a state": lambda state: replica_of(state)["sampling"]["envs"]["slots"][0].pop("env"),
     "no time": lambda state: state.pop("time_s"),
     "a word for the time": lambda state: state.update(time_s="long"),
     "words for scores": lambda state: state["scores"].update(scores=["high"]),
@@ -470,14 +477,16 @@ class TestRun:
     ) -> None:
         from phalanx.runs.session import Session
 
-        begin = Session.start
+        recording = Session.recording
 
-        def with_link(session: Session, replica: Any) -> None:
-            begin(session, replica)
-            (session.directory / "not-finite.safetensors").symlink_to(outside / "precious")
+        @contextlib.contextmanager
+        def with_link(session: Session, *arguments: Any) -> Iterator[None]:
+            with recording(session, *arguments):
+                (session.directory / "not-finite.safetensors").symlink_to(outside / "precious")
+                yield
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "start", with_link)
+            patch.setattr(Session, "recording", with_link)
             flags = ("--optimizer.learning-rate", 1e38, "--topology", "serial")
             assert train("a2c-catch", *flags, steps=10_000) == 1
         assert (outside / "precious").read_text() == "kept"

@@ -14,11 +14,13 @@ import pytest
 
 from phalanx.config import AtariConfig, GymnasiumConfig, RunConfig
 from phalanx.errors import RunError, UserError
+from phalanx.learning.learner import Learner
 from phalanx.replica.replica import Replica
 from phalanx.runs.checkpoint import Checkpoints
 from phalanx.runs.directory import locked
+from phalanx.runs.keeper import FIRST_CHECKPOINT_SECONDS
 from phalanx.runs.metrics import ScoreWindow
-from phalanx.runs.session import FIRST_CHECKPOINT_SECONDS, Session
+from phalanx.runs.session import Session
 from phalanx.runtime.signals import Interrupted
 from phalanx.sampling.evaluator import evaluation_env
 from phalanx.topologies import serial
@@ -79,7 +81,7 @@ class TestRecords:
         assert last["frames"] == 4 * last["steps"] == 80
 
     def test_overlap_has_a_lag_of_one_rollout(self, train, tmp_path):
-        assert train("ppo-catch", "--topology", "synchronous", "--topology.overlap", "True", steps=2000) == 0
+        assert train("ppo-catch", "--topology", "synchronous", "--sampler.overlap", "True", steps=2000) == 0
         assert records(tmp_path / "run")[-1]["lag_max"] == 16
 
     def test_evaluations_are_made_where_others_are_ahead(self, train, tmp_path, early):
@@ -106,6 +108,23 @@ class TestRecords:
     def test_the_last_record_is_of_the_last_checkpoint(self, train, tmp_path, early, end):
         assert train(*early, *end, steps=100_000) == 0
         assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps < 100_000
+
+    def test_the_last_record_is_of_the_last_checkpoint_where_learning_is_cut_off(
+        self, train, tmp_path, monkeypatch, capsys
+    ):
+        """What was collected in the iteration that did not end is in both, and in the summary."""
+        learn, count = Learner.learn, itertools.count(1)
+
+        def cut_off(learner, *arguments):
+            if next(count) == 4:
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            learn(learner, *arguments)
+
+        monkeypatch.setattr(Learner, "learn", cut_off)
+        assert train("a2c-catch", "--topology", "serial", steps=10_000) == 143
+        assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps == 4 * 128
+        assert "steps 512 " in capsys.readouterr().out
 
     def test_evaluations_are_recorded_and_change_nothing(self, train, tmp_path):
         assert train("a2c-catch", "--run.eval-every", 256, "--run.eval-games", 3, steps=1000) == 0
@@ -158,15 +177,15 @@ class TestLastWords:
 
     @pytest.mark.parametrize("error", [Interrupted(), None], ids=["cut off", "heeded"])
     def test_of_a_signal(self, train, tmp_path, monkeypatch, error):
-        after = Session.after_iteration
+        note = Session.note
 
-        def stopping(session):
-            after(session)
+        def stopping(session, report):
+            note(session, report)
             session.stop.number = signal.SIGTERM
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(Session, "after_iteration", stopping)
+        monkeypatch.setattr(Session, "note", stopping)
         assert train("a2c-catch", "--topology", "serial") == 143
         assert last_event(tmp_path / "run").startswith("stopped by SIGTERM after ")
 
@@ -189,7 +208,7 @@ class TestLastWords:
         if early:
             monkeypatch.setattr(serial, "make_envs", failing)
         else:
-            monkeypatch.setattr(Session, "after_iteration", failing)
+            monkeypatch.setattr(Session, "note", failing)
         if isinstance(error, ZeroDivisionError):
             with pytest.raises(ZeroDivisionError):
                 train("a2c-catch", "--topology", "serial")
@@ -214,14 +233,14 @@ class TestLastWords:
 
 def interrupting(monkeypatch, deed, at=3):
     """Do something to a run after so many iterations."""
-    after, count = Session.after_iteration, itertools.count(1)
+    note, count = Session.note, itertools.count(1)
 
-    def interrupted(session):
-        after(session)
+    def interrupted(session, report):
+        note(session, report)
         if next(count) == at:
             deed(session)
 
-    monkeypatch.setattr(Session, "after_iteration", interrupted)
+    monkeypatch.setattr(Session, "note", interrupted)
 
 
 class TestDirectoryThatGoesAway:
@@ -256,7 +275,7 @@ class TestFirstCheckpoint:
             return write(self, weights, state, steps, *rest)
 
         assert RunConfig().checkpoint_every > FIRST_CHECKPOINT_SECONDS
-        monkeypatch.setattr("phalanx.runs.session.FIRST_CHECKPOINT_SECONDS", 0.0)
+        monkeypatch.setattr("phalanx.runs.keeper.FIRST_CHECKPOINT_SECONDS", 0.0)
         monkeypatch.setattr(Checkpoints, "write", noted)
         assert train("a2c-catch", "--topology", "serial", steps=512) == 0
         assert resume("--run.steps", 1024) == 0  # there is one already

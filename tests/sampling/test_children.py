@@ -14,9 +14,9 @@ import pytest
 
 from faulty import FaultyFactory, Ledger, LedgerFactory, play
 from phalanx.errors import RunError
+from phalanx.runtime.child import shortened
 from phalanx.sampling import processes
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.sampling.worker import shortened
 
 TREE = Path(__file__).parent.parent.parent
 IMPORTABLE = os.pathsep.join([str(TREE), str(Path(__file__).parent)])

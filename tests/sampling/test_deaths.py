@@ -17,10 +17,11 @@ from faulty import FaultyFactory, LedgerFactory, checksum, descendants, play
 from phalanx.config import AtariConfig
 from phalanx.errors import RunError
 from phalanx.registry import MakeEnv
+from phalanx.runtime.channel import send
 from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.sampling.serial import SerialEnvs, Slot, SlotRules
-from phalanx.sampling.worker import send
+from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.slot import Slot, SlotRules
 
 
 def check_ledger(rows, actions):

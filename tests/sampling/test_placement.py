@@ -11,7 +11,7 @@ from phalanx.config import ToyConfig
 from phalanx.config.presets import preset
 from phalanx.registry import MakeEnv
 from phalanx.sampling import placement
-from phalanx.sampling.placement import place, start_early
+from phalanx.sampling.placement import place, prestart
 
 
 @pytest.fixture
@@ -103,22 +103,22 @@ def test_two_workers_for_each_core_beside_a_gpu(cores, environments, device, wor
     assert (found.workers, len(found.cores or [])) == (workers, shared)
 
 
-def test_without_a_gpu_nothing_starts_early(monkeypatch):
+def test_without_a_gpu_nothing_is_prestarted(monkeypatch):
     monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/nowhere"))
-    assert start_early(preset("pong-fast"), print) is None
+    assert prestart(preset("pong-fast"), print) is None
 
 
-def test_with_a_gpu_the_workers_start_early_unless_the_run_is_for_the_cpu(monkeypatch):
+def test_with_a_gpu_the_workers_are_prestarted_unless_the_run_is_for_the_cpu(monkeypatch):
     monkeypatch.setattr(placement, "GPU_CONTROL", placement.Path("/"))
     monkeypatch.setattr(placement, "start_workers", lambda experiment, device, report: device)
     base = preset("pong-fast")
-    assert start_early(base, print) == "cuda"
-    assert start_early(preset("ppo-catch"), print) is None  # serial
+    assert prestart(base, print) == "cuda"
+    assert prestart(preset("ppo-catch"), print) is None  # serial
     on_cpu = dataclasses.replace(base, run=dataclasses.replace(base.run, device="cpu"))
-    assert start_early(on_cpu, print) is None
+    assert prestart(on_cpu, print) is None
 
 
-class Early:
+class Prestarted:
     """Stands for workers that were started."""
 
     closed = 0
@@ -132,9 +132,9 @@ CATCH = ["train", "ppo-catch", "--topology", "synchronous", "--run.device", "cpu
 
 
 @pytest.mark.parametrize(("workers", "code"), [("1", 0), ("3", 2)])  # 8 environments do not divide among 3
-def test_early_workers_are_closed_when_torch_has_no_gpu_for_them_and_on_errors(workers, code, tmp_path, monkeypatch):
-    early = Early()
-    monkeypatch.setattr(placement, "start_early", lambda experiment, report: early)
+def test_prestarted_workers_are_closed_when_torch_has_no_gpu_and_on_errors(workers, code, tmp_path, monkeypatch):
+    workers_of_a_gpu = Prestarted()
+    monkeypatch.setattr(placement, "prestart", lambda experiment, report: workers_of_a_gpu)
     flags = ["--run.steps", "500", "--run.directory", str(tmp_path), "--sampler.workers", workers]
     assert main([*CATCH, *flags]) == code
-    assert early.closed == 1
+    assert workers_of_a_gpu.closed == 1

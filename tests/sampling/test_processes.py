@@ -13,7 +13,8 @@ from phalanx.config import AtariConfig, ToyConfig
 from phalanx.registry import MakeEnv
 from phalanx.runtime.affinity import core_list, keep_to, on_any_core
 from phalanx.sampling.processes import ProcessEnvs
-from phalanx.sampling.serial import SerialEnvs, SlotRules
+from phalanx.sampling.serial import SerialEnvs
+from phalanx.sampling.slot import SlotRules
 
 
 def assert_same(left, right):

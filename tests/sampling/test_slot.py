@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.envs import Env
-from phalanx.sampling.serial import Slot, SlotRules, allocate_step
+from phalanx.sampling.slot import Slot, SlotRules, allocate_step
 from phalanx.types import EnvSpec, Outcome
 
 ORDINARY = Outcome(0.0, math.nan, False, False)

@@ -9,7 +9,7 @@ import torch
 
 from phalanx.config import AtariConfig, ModelConfig, SerialConfig, SynchronousConfig
 from phalanx.config.presets import preset
-from phalanx.replica.replica import Replica
+from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
 from phalanx.topologies import serial, synchronous
 
@@ -20,14 +20,11 @@ CPU = Compute(torch.device("cpu"))
 def parameters_after(experiment, topology, updates):
     config, module = TOPOLOGIES[topology]
     experiment = dataclasses.replace(experiment, topology=config).validate()
-    envs = module.make_envs(experiment, CPU, print)
-    try:
-        replica = Replica(experiment, envs, CPU, print)
+    with module.make_envs(experiment, CPU, print) as envs, make_replica(experiment, envs, CPU, print) as replica:
+        scores: list[float] = []
         while replica.progress.updates < updates:
-            replica.iterate()
-        return replica.parameters.flat.clone(), replica.collector.take_scores()
-    finally:
-        envs.close()
+            scores += replica.iterate().scores
+        return replica.parameters.flat.clone(), scores
 
 
 def change(name, env=None, model=None, algorithm=None, **sampler):

@@ -1,4 +1,4 @@
-"""The collector of a GPU without one: page-locked memory is plain memory, graphs are played from a tape, and the device
+"""The answers of a GPU without one: page-locked memory is plain memory, graphs are played from a tape, and the device
 takes its time at random. More is in `tests/gpu`."""
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from tape import TapeCapturer
 
 from phalanx.config import OptimizerConfig, SynchronousConfig, ToyConfig
 from phalanx.config.presets import preset
-from phalanx.replica.replica import Replica, make_replica
+from phalanx.replica import build
+from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
-from phalanx.sampling import captured
-from phalanx.sampling.captured import CapturedCollector
+from phalanx.runtime.timing import Timing
+from phalanx.sampling import graph_answers
+from phalanx.sampling.answers import Decoder
+from phalanx.sampling.graph_answers import GraphAnswers
 from phalanx.topologies import synchronous
 
 CPU = Compute(torch.device("cpu"))
@@ -56,55 +59,49 @@ class Event:
 def run(monkeypatch):
     """Parameters, progress and the last rollout after some iterations."""
 
-    def act(experiment: Any, is_captured: bool, iterations: int, together: int = captured.TOGETHER) -> Any:
+    def act(experiment: Any, by_graphs: bool, iterations: int, together: int = graph_answers.LARGEST_LAUNCH) -> Any:
         with contextlib.ExitStack() as stack:
             patch = stack.enter_context(monkeypatch.context())
-            if is_captured:
+            if by_graphs:
                 for name, stand_in in {"Stream": Stream, "Event": Event, "current_stream": Stream}.items():
                     patch.setattr(torch.cuda, name, stand_in)
                 patch.setattr(torch.cuda, "synchronize", lambda: None)
-                patch.setattr(captured, "lock_pages", lambda memory: None)
-                patch.setattr(captured, "unlock_pages", lambda memory: None)
-                patch.setattr(captured, "mapped", lambda array, device: torch.from_numpy(array))
-                patch.setattr(captured, "on_stream", lambda stream: contextlib.nullcontext())
-                patch.setattr(captured, "Capturer", TapeCapturer)
-                patch.setattr(captured, "TOGETHER", together)
-                patch.setattr(Replica, "_make_collector", captured_collector)
-            envs = synchronous.make_envs(experiment, CPU, print)
-            stack.callback(envs.close)
-            replica = make_replica(experiment, envs, CPU, print)
-            stack.callback(replica.close)
+                patch.setattr(graph_answers, "lock_pages", lambda memory: None)
+                patch.setattr(graph_answers, "unlock_pages", lambda memory: None)
+                patch.setattr(graph_answers, "mapped", lambda array, device: torch.from_numpy(array))
+                patch.setattr(graph_answers, "on_stream", lambda stream: contextlib.nullcontext())
+                patch.setattr(graph_answers, "Capturer", TapeCapturer)
+                patch.setattr(graph_answers, "LARGEST_LAUNCH", together)
+                patch.setattr(build, "make_answers", answers_by_graphs)
+            envs = stack.enter_context(synchronous.make_envs(experiment, CPU, print))
+            replica = stack.enter_context(make_replica(experiment, envs, CPU, print))
             for _ in range(iterations):
                 replica.iterate()
             collector = replica.collector
-            rollout = collector._lane(collector.collected - 1).rollout
-            return replica.parameters.flat.clone(), vars(replica.progress).copy(), rollout.tensors(), collector
+            return replica.parameters.flat.clone(), replica.progress, collector.last_rollout.tensors(), collector
 
     return act
 
 
-def captured_collector(replica: Replica) -> CapturedCollector:
-    experiment = replica.experiment
-    return CapturedCollector(
-        *(replica.envs, replica.policies, experiment.env.stack, experiment.sampler.horizon, CPU),
-        *(experiment.run.seed + 1, replica.timing, None),
-        report=pytest.fail,
-    )
+def answers_by_graphs(
+    envs: Any, buffers: Any, stack: int, decode: Decoder, compute: Compute, timing: Timing, tell: Any
+) -> GraphAnswers:
+    return GraphAnswers(envs=envs, buffers=buffers, stack=stack, decode=decode, timing=timing, report=pytest.fail)
 
 
 def experiment_of(name: str, overlap: bool, env: ToyConfig, algorithm: dict[str, Any], **sampler: Any) -> Any:
     experiment = preset(name)
     if overlap and name == "a2c-catch":
         algorithm = {"importance": True}
-    shape = {"environments": 8, "horizon": 8, "groups": 2, "workers": 2, "decorrelation": 8, **sampler}
+    shape = {"environments": 8, "horizon": 8, "groups": 2, "workers": 2, "decorrelation": 8, "overlap": overlap}
     return dataclasses.replace(
         experiment,
         env=env,
         algorithm=dataclasses.replace(experiment.algorithm, **algorithm),
         # makes nothing of differences in rounding, which are large where the counter's values are in millions
         optimizer=OptimizerConfig(rule="sgd", learning_rate=0.01 if env.name == "catch" else 1e-9),
-        sampler=dataclasses.replace(experiment.sampler, **shape),
-        topology=SynchronousConfig(overlap=overlap),
+        sampler=dataclasses.replace(experiment.sampler, **{**shape, **sampler}),
+        topology=SynchronousConfig(),
     ).validate()
 
 
@@ -117,12 +114,12 @@ TOYS = {"catch": ToyConfig(), "truncated": ToyConfig("counter", stack=3, length=
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("name", ["ppo-catch", "dqn-catch"])
-def test_it_collects_what_the_collector_collects(run, name, toy, overlap, squads, together):
+def test_what_is_collected_is_what_eager_answers_collect(run, name, toy, overlap, squads, together):
     """However many are answered together, and whoever is early."""
     flags = Q if name == "dqn-catch" else {}
     experiment = experiment_of(name, overlap, TOYS[toy], flags, squads=squads)
     ours, theirs = run(experiment, True, 8, together), run(experiment, False, 8)
-    assert ours[1] == theirs[1] and ours[1]["updates"] > 0
+    assert ours[1] == theirs[1] and ours[1].updates > 0
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-5)
     for key, value in ours[2].items():
         if key != "value" or name != "dqn-catch":  # of which nobody reads the last
@@ -141,11 +138,11 @@ def test_it_collects_what_the_collector_collects(run, name, toy, overlap, squads
     ],
 )
 def test_a_launch_has_room_for_whole_groups(groups, rows):
-    assert captured.rows_of_a_launch(groups) == rows
+    assert graph_answers.rows_of_a_launch(groups) == rows
 
 
 def test_a_few_graphs_serve_all_groups_and_steps(run):
     experiment = experiment_of("ppo-catch", True, ToyConfig(), {}, squads=2, groups=2)
     collector = run(experiment, True, 4)[3]
     assert len(collector.envs.groups) == 4
-    assert len(collector.launches) <= 2 * 2 * captured.TURNS
+    assert len(collector.answers.launches) <= 2 * 2 * graph_answers.SLOTS

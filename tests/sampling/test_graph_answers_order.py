@@ -1,6 +1,6 @@
-"""The collector of a GPU on a device that is late: what stands in its streams is done when the host looks or waits, in
-any order across them. What the collector forgets to wait for is done too early or too late with some of the seeds. Only
-the learner's stream is never late. More is in `test_captured.py`, where graphs are played from a tape.
+"""The answers of a GPU from a device that is late: what stands in its streams is done when the host looks or waits, in
+any order across them. What the host forgets to wait for is done too early or too late with some of the seeds. Only the
+learner's stream is never late. More is in `test_graph_answers.py`, where graphs are played from a tape.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.runtime.device import Compute
+from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.timing import Timing
-from phalanx.sampling.captured import CapturedCollector, Turn
-from phalanx.sampling.collector import Collector
-from phalanx.sampling.serial import allocate_step
+from phalanx.sampling.answers import EagerAnswers, make_buffer
+from phalanx.sampling.collector import Collector, HandOver
+from phalanx.sampling.graph_answers import GraphAnswers, LaunchSlot
+from phalanx.sampling.slot import allocate_step
 from phalanx.types import EnvSpec, EnvStep, PolicyOutput, Progress
 
 Work = Callable[[], object]
@@ -175,7 +176,7 @@ class LateEnvs:
 
 
 class IntegerPolicy:
-    """What it says depends on each frame of the episode in the stack, the noise, the row and the parameters."""
+    """What it says depends on each frame of the episode in the stack, the random number, the row and the parameters."""
 
     def __init__(self, rows: int) -> None:
         self.parameters = torch.zeros(2, dtype=torch.int64)
@@ -190,65 +191,75 @@ class IntegerPolicy:
         frames *= depth >= len(depth) - history[:, None].long()
         return (((frames * 7**depth).sum(1) + history.long() * 13 + self.parameters.sum()) % 100_003).float()
 
-    def act(self, stacks: Tensor, history: Tensor, noise: Tensor, rows: slice | Tensor) -> PolicyOutput:
+    def act(self, stacks: Tensor, history: Tensor, uniform: Tensor, rows: slice | Tensor) -> PolicyOutput:
         value = self.value(stacks, history)
-        action = (value.long() + (noise * 1000).long() + self.rows[rows] * 3) % ACTIONS
-        return PolicyOutput(action, value % 101 + noise, value)
+        action = (value.long() + (uniform * 1000).long() + self.rows[rows] * 3) % ACTIONS
+        return PolicyOutput(action, value % 101 + uniform, value)
 
 
 def put_in_place(device: Device, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the collector the late device, and have the host wait where a real one would make it wait."""
-    run, truncated = CapturedCollector._run, CapturedCollector._truncated
+    """Give the answers the late device, and have the host wait where a real one would make it wait."""
+    run, stream = GraphAnswers._run, GraphAnswers.stream
 
-    def run_late(collector: CapturedCollector, name: str, turn: Turn, work: Callable[[Turn], None]) -> None:
-        if (name, turn) not in collector.launches:
-            device.finish()  # before a capture frames are read, in the turn's stream after all it waits for; here now
-        run(collector, name, turn, work)
+    def run_late(answers: GraphAnswers, name: str, slot: LaunchSlot, work: Callable[[LaunchSlot], None]) -> None:
+        if (name, slot) not in answers.launches:
+            device.finish()  # before a capture frames are read, in the slot's stream after all it waits for; here now
+        run(answers, name, slot, work)
 
-    def truncated_late(collector: CapturedCollector, *arguments: Any) -> None:
-        device.finish(collector.streams[0])  # it runs there, and the host waits for what it says
-        truncated(collector, *arguments)
+    def stream_late(answers: GraphAnswers) -> Any:
+        device.finish(answers.streams[0])  # the collector's work runs there, and the host waits for what it says
+        return stream(answers)
 
     stand_ins = {
         "torch.cuda.Stream": partial(Stream, device),
         "torch.cuda.Event": partial(Event, device),
         "torch.cuda.current_stream": lambda: SimpleNamespace(wait_stream=device.finish),
         "torch.cuda.synchronize": device.finish,
-        "phalanx.sampling.captured.on_stream": device.on_stream,
-        "phalanx.sampling.captured.Capturer": lambda what, report: device,
-        "phalanx.sampling.captured.CapturedCollector._run": run_late,
-        "phalanx.sampling.captured.CapturedCollector._truncated": truncated_late,
-        "phalanx.sampling.captured.lock_pages": lambda memory: None,
-        "phalanx.sampling.captured.unlock_pages": lambda memory: None,
-        "phalanx.sampling.captured.mapped": lambda array, device: torch.from_numpy(array),
-        "phalanx.sampling.captured.TOGETHER": case.together,
-        "phalanx.sampling.captured.TURNS": case.turns,
+        "phalanx.sampling.graph_answers.on_stream": device.on_stream,
+        "phalanx.sampling.graph_answers.Capturer": lambda what, report: device,
+        "phalanx.sampling.graph_answers.GraphAnswers._run": run_late,
+        "phalanx.sampling.graph_answers.GraphAnswers.stream": stream_late,
+        "phalanx.sampling.graph_answers.lock_pages": lambda memory: None,
+        "phalanx.sampling.graph_answers.unlock_pages": lambda memory: None,
+        "phalanx.sampling.graph_answers.mapped": lambda array, device: torch.from_numpy(array),
+        "phalanx.sampling.graph_answers.LARGEST_LAUNCH": case.together,
+        "phalanx.sampling.graph_answers.SLOTS": case.slots,
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(name, stand_in)
 
 
+def as_it_is(frames: Tensor) -> Tensor:
+    return frames
+
+
 def collected(kind: Any, case: Any, chance: random.Random, resume: int | None) -> list[dict[Any, Tensor]]:
     """All that some rollouts hold. Before a resume nobody may be ahead."""
-    progress, results = Progress(), []
+    clocks, timing, results, rows = Clocks(), Timing(), [], sum(case.groups)
 
     def make() -> tuple[LateEnvs, Collector]:
-        envs, policies = LateEnvs(case, chance), [IntegerPolicy(sum(case.groups)) for _ in range(case.lanes)]
-        return envs, kind(envs, policies, case.stack, case.horizon, Compute(torch.device("cpu")), 3, Timing())
+        envs = LateEnvs(case, chance)
+        buffers = [
+            make_buffer(IntegerPolicy(rows), envs.spec, rows, case.stack, case.horizon, torch.device("cpu"))
+            for _ in range(case.buffers)
+        ]
+        parts = {"envs": envs, "buffers": buffers, "stack": case.stack, "decode": as_it_is, "timing": timing}
+        return envs, Collector(**parts, answers=kind(**parts), clocks=clocks, seed=3)
 
-    def hand_over() -> bool | None:
+    def hand_over() -> HandOver:
         """The parameters of the next rollout are there, or a part of them, or nothing yet."""
-        may_begin = chance.choice([True, False, None]) if len(results) + 1 != resume else None
-        progress.version += may_begin is True
-        return may_begin
+        told = chance.choice(list(HandOver)) if len(results) + 1 != resume else HandOver.WAIT
+        clocks.reach(clocks.version + (told is HandOver.BEGIN))
+        return told
 
+    companion = SimpleNamespace(work_in_gap=lambda: None, hand_over=hand_over)
     envs, collector = make()
     while len(results) < 8:
-        rollout = collector.collect(progress, hand_over=hand_over)
-        numbers = {"scores": torch.tensor(collector.take_scores()), "steps": torch.tensor(progress.steps)}
+        rollout = collector.collect(companion)
+        numbers = {"scores": torch.tensor(collector.take_scores()), "steps": torch.tensor(clocks.now().steps)}
         everything = {**rollout.tensors(), **rollout.last_frames, **numbers}
         results.append({name: value.clone() for name, value in everything.items()})
-        progress.version = len(results)
+        clocks.reach(len(results))
         if len(results) == resume:
             state, stopped = collector.state(), envs
             collector.close()
@@ -264,8 +275,8 @@ def drawn(seed: int, **given: Any) -> SimpleNamespace:
     chance = random.Random(seed)
     sizes = [chance.randint(1, 4) for _ in range(chance.randint(1, 6))]
     groups = chance.choice([sizes, sizes[:1] * len(sizes)])  # rows of each
-    rollout = {"horizon": chance.randint(1, 6), "stack": chance.randint(1, 4), "lanes": chance.randint(1, 2)}
-    launch = {"together": chance.choice([1, 2, 5, 64]), "turns": chance.choice([1, 2, 3, 3, 5])}
+    rollout = {"horizon": chance.randint(1, 6), "stack": chance.randint(1, 4), "buffers": chance.randint(1, 2)}
+    launch = {"together": chance.choice([1, 2, 5, 64]), "slots": chance.choice([1, 2, 3, 3, 5])}
     frame = {"shape": chance.choice([(3,), (1, 2, 2)]), "dtype": chance.choice([np.uint8, np.float32])}
     late = chance.choice([0.0, 0.3, 0.9])  # chance that a group is not back when somebody looks
     ends = chance.choice([4, 9, 40])  # of so many states one terminates an episode, and one truncates it
@@ -276,17 +287,17 @@ def drawn(seed: int, **given: Any) -> SimpleNamespace:
 
 CASES = [
     *(pytest.param(seed, {}, id=f"seed {seed}") for seed in range(60)),
-    pytest.param(60, {"lanes": 1, "horizon": 2, "stack": 4, "resume": 2}, id="horizon shorter than the stack"),
-    pytest.param(61, {"lanes": 2, "horizon": 1}, id="horizon 1"),
+    pytest.param(60, {"buffers": 1, "horizon": 2, "stack": 4, "resume": 2}, id="horizon shorter than the stack"),
+    pytest.param(61, {"buffers": 2, "horizon": 1}, id="horizon 1"),
 ]
 
 
 @pytest.mark.parametrize(("seed", "given"), CASES)
 def test_a_late_device_changes_nothing_that_is_collected(monkeypatch, seed, given):
     case, chance = drawn(seed, **given), random.Random(seed)
-    theirs = collected(Collector, case, chance, resume=None)
+    theirs = collected(EagerAnswers, case, chance, resume=None)
     put_in_place(Device(chance), case, monkeypatch)
-    ours = collected(partial(CapturedCollector, report=pytest.fail), case, chance, case.resume)
+    ours = collected(partial(GraphAnswers, report=pytest.fail), case, chance, case.resume)
     for number, (mine, right) in enumerate(zip(ours, theirs, strict=True)):
         assert mine.keys() == right.keys()
         wrong = [name for name in right if not torch.equal(mine[name], right[name])]

@@ -1,0 +1,73 @@
+"""What a replica tells of itself, and all that anybody learns of it: reports, one an iteration, and snapshots.
+
+A session consumes them, whether they come from a replica in this process or from many in others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from phalanx.seams import Saver
+from phalanx.types import Progress, Rollout
+
+
+@dataclass
+class Report:
+    """One iteration of a replica."""
+
+    progress: Progress  # the clocks of the run at its end
+    scores: list[float]  # raw scores of games that ended in it
+    lags: Counter[int]  # versions between acting and learning -> steps learnt from with that lag
+    seconds: dict[str, float]  # by stage
+    metrics: dict[str, float]  # means of what the learner logged
+    numbers: dict[str, float] = field(default_factory=dict)  # further ones for the record: the learning rate, say
+
+
+@dataclass
+class Snapshot:
+    """What a checkpoint holds of a run, besides what the session itself remembers."""
+
+    weights: dict[str, Tensor]  # the parameters by name, once
+    clocks: Progress
+    store: dict[str, Any]  # the rule's state and the version
+    replicas: list[dict[str, Any]]  # learner, experience, sampling and pending rollout of each
+    saver: Saver | None = None  # writes what is large, while training goes on
+
+
+class Source(Protocol):
+    """What a session records: a replica, or a team of them."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def pulse(self) -> object:
+        """Something that changes as long as the run goes on."""
+
+    @property
+    def quiescent(self) -> bool:
+        """Is nothing under way, so that a snapshot with environments can be taken?"""
+
+    def notes(self) -> list[str]:
+        """What the user should know before the first step."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the newest parameters by name."""
+
+    def snapshot(self, with_envs: bool = True) -> Snapshot:
+        """Everything a bit-identical continuation needs; without environments they begin new episodes."""
+
+    def restore(self, snapshot: Snapshot, directory: Any) -> None: ...
+
+    def leave(self) -> None:
+        """The run is to end soon: begin nothing that would have to be finished first."""
+
+
+def lags_of(rollout: Rollout, version: int) -> Counter[int]:
+    """How many steps of a rollout were chosen by parameters how many versions older than `version`."""
+    values, counts = (version - rollout.version).unique(return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
