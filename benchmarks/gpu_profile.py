@@ -23,6 +23,7 @@ from phalanx.bench.machine import learn_first, running_replica, speed, warm_up_u
 from phalanx.config.flags import parse_flags
 from phalanx.config.presets import preset
 from phalanx.probe import resolve_precision
+from phalanx.runtime.timing import Timing
 
 SETTLING, WINDOW = 2.0, 2.0  # seconds
 LAUNCHES = 40
@@ -66,13 +67,17 @@ def main() -> None:
     if experiment.topology.name != "synchronous":
         sys.exit(f"{name} runs on {experiment.topology.name}, without workers; add --topology synchronous")
     with running_replica(experiment) as replica:
-        learn_first(replica)
+        learn_first(replica, name)
         warm_up_until(replica.iterate, SETTLING)
         workers, owner = [worker.process.pid for worker in replica.envs.workers], [os.getpid()]
         before, own_before = scheduled(workers), scheduled(owner)
-        replica.timing.reset()
-        start = time.perf_counter()
-        rate = speed(replica, replica.iterate, WINDOW)
+        timing, start = Timing(), time.perf_counter()
+
+        def iterate() -> None:
+            for stage, seconds in replica.iterate().seconds.items():
+                timing.add(stage, seconds)
+
+        rate = speed(replica, iterate, WINDOW)
         ran, waited = (now - then for now, then in zip(scheduled(workers), before, strict=True))
         own, own_waited = (now - then for now, then in zip(scheduled(owner), own_before, strict=True))
         seconds = time.perf_counter() - start
@@ -80,11 +85,9 @@ def main() -> None:
         print(
             f"{name}: {rate:.0f} steps/s, a step {ran / steps / 1e3:.0f} us cpu, {waited / steps / 1e3:.0f} us queue;"
         )
-        print(
-            f"  owner {own / seconds / 1e9:.2f} cpu, {own_waited / seconds / 1e9:.2f} queue, {replica.timing.shares()}"
-        )
+        print(f"  owner {own / seconds / 1e9:.2f} cpu, {own_waited / seconds / 1e9:.2f} queue, {timing.shares()}")
         torch.cuda.synchronize()
-        step = next(launch for (kind, _), launch in replica.collector.launches.items() if kind == "answer")
+        step = next(launch for (kind, _), launch in replica.collector.answers.launches.items() if kind == "answer")
         profile_graph("a step", step)
         profile_graph("an update", next(iter(replica.learner.graphs.values())).launch)
 

@@ -68,7 +68,7 @@ def train_phalanx(
         return {
             "sps": steps / (time.perf_counter() - start),
             "steps_per_update": steps / updates,
-            "parameters": parameter_count(replica.model),
+            "parameters": parameter_count(replica.learner.model),
         }
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
-from phalanx.learning.learner import gathered
+from phalanx.learning.learner import materialise
 from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.indexing import PrioritizedIndex
 
@@ -59,15 +59,15 @@ def main() -> int:
         ids = draw(prioritized)
         prioritized.index.update(ids, priorities)
 
-    def taken_with_feedback() -> None:
-        batch = gathered(prioritized.take(options.batch, IMPORTANCE, generator))
+    def drawn_with_feedback() -> None:
+        batch = materialise(prioritized.draw(options.batch, IMPORTANCE, generator))
         prioritized.feedback(batch.ids, priorities)
 
     cases: dict[tuple[str, str], Callable[[], object]] = {
         ("index", "uniform"): lambda: draw(uniform),
         ("index", "prioritised"): with_feedback,
-        ("with reading", "uniform"): lambda: uniform.take(options.batch, IMPORTANCE, generator),
-        ("with reading", "prioritised"): taken_with_feedback,
+        ("with reading", "uniform"): lambda: uniform.draw(options.batch, IMPORTANCE, generator),
+        ("with reading", "prioritised"): drawn_with_feedback,
     }
     times = measure(cases, options.rounds)
     print(f"{uniform.size:,} steps, batches of {options.batch}, {torch.get_num_threads()} torch threads")

@@ -44,7 +44,7 @@ def main() -> int:
 
     draws, generator, start = 500, torch.Generator().manual_seed(0), time.perf_counter()
     for _ in range(draws):
-        replay.take(BATCH, 1.0, generator)
+        replay.draw(BATCH, 1.0, generator)
     draw_rate = draws / (time.perf_counter() - start)
 
     stacked = replay.size * 2 * STACK * int(np.prod(SPEC.frame_shape))
@@ -74,6 +74,7 @@ def random_rollout(environments: int, horizon: int = HORIZON, seed: int = 0) -> 
         truncated=no,
         last_value=torch.zeros(shape),
         cut=no,
+        version=torch.zeros(shape, dtype=torch.int64),
     )
 
 

@@ -52,7 +52,7 @@ class Loop:
             rollout = self.rollouts[self.iterations % FRESH_ROLLOUTS]
             self._timed("put", lambda rollout=rollout: self.replay.put(rollout))
             for _ in range(BATCHES):
-                self._timed("draw", lambda: self.replay.take(BATCH, 1.0, self.generator))
+                self._timed("draw", lambda: self.replay.draw(BATCH, 1.0, self.generator))
             self.iterations += 1
             self.seconds = time.perf_counter() - started
 
