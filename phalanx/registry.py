@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from phalanx.config import (
     A2CConfig,
     AtariConfig,
@@ -24,6 +22,7 @@ from phalanx.config import (
     ToyConfig,
 )
 from phalanx.envs import Env
+from phalanx.runtime.seeds import Role, stream
 
 if TYPE_CHECKING:
     import torch
@@ -98,14 +97,15 @@ def find(path: str) -> Any:
 
 @dataclass(frozen=True)
 class MakeEnv:
-    """Makes environment number `index`; a value, so that it can be sent to another process."""
+    """Makes an environment by its number in the run; a value, so that it can be sent to another process."""
 
     config: EnvConfig
     seed: int
     raw: bool = False  # publish raw screens, for a decoder on the device; Atari only
+    role: Role = Role.ENVIRONMENT
 
-    def __call__(self, index: int, incarnation: int = 0) -> Env:
-        seed = np.random.SeedSequence(entropy=self.seed, spawn_key=(index, incarnation))
+    def __call__(self, number: int, incarnation: int = 0) -> Env:
+        seed = stream(self.seed, self.role, number, incarnation)
         make = find(ENVS[type(self.config)](self.config))
         return make(self.config, seed, raw=True) if self.raw else make(self.config, seed)
 

@@ -22,6 +22,8 @@ from phalanx.replica.overlap import ActingCopy, Overlap
 from phalanx.replica.replica import Cycle, Replica, TakingTurns
 from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute
+from phalanx.runtime.seeds import Role, number
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.timing import Timing
 from phalanx.sampling.answers import Answers, Decoder, EagerAnswers, RolloutBuffer, make_buffer
 from phalanx.sampling.collector import Collector
@@ -44,10 +46,11 @@ def make_replica(
     tell: Tell,
     make_store: MakeStore = local_store,
     clocks: Clocks | None = None,
+    share: Share = WHOLE,
 ) -> Replica:
     """The replica an experiment asks for, on these environments; it tells what the user should know."""
     clocks, timing, spec = clocks or Clocks(), Timing(), envs.spec.seen
-    torch.manual_seed(experiment.run.seed)
+    torch.manual_seed(number(experiment.run.seed, Role.NETWORK))
     model = make_network(experiment, spec).to(compute.device)
     parameters = flatten(model, compute)
     store = make_store(experiment, parameters)
@@ -58,8 +61,8 @@ def make_replica(
     if overlap:
         policies = [acting_copy(experiment, model, compute, store, learning, environments) for _ in range(2)]
     experience = make_experience(experiment, spec, environments, compute.device)
-    collector = make_collector(experiment, envs, policies, compute, clocks, timing, tell)
-    learner = make_learner(experiment, model, parameters, store, compute, clocks, timing, tell)
+    collector = make_collector(experiment, envs, policies, compute, clocks, timing, tell, share)
+    learner = make_learner(experiment, model, parameters, store, compute, clocks, timing, tell, share)
     cycle: Cycle = TakingTurns(collector=collector, experience=experience, learner=learner, compute=compute)
     if overlap:
         cycle = Overlap(
@@ -113,6 +116,7 @@ def make_collector(
     clocks: Clocks,
     timing: Timing,
     tell: Tell,
+    share: Share,
 ) -> Collector:
     """A collector with a rollout buffer for each policy."""
     stack, horizon, environments = experiment.env.stack, experiment.sampler.horizon, envs.groups[-1].stop
@@ -127,7 +131,9 @@ def make_collector(
         decode=decode,
         clocks=clocks,
         timing=timing,
-        seed=experiment.run.seed + 1,
+        generator=torch.Generator(compute.device).manual_seed(number(experiment.run.seed, Role.ACTIONS)),
+        run_environments=environments * share.count,
+        columns=share.rows(environments),
     )
 
 
@@ -170,6 +176,7 @@ def make_learner(
     clocks: Clocks,
     timing: Timing,
     tell: Tell,
+    share: Share,
 ) -> Learner:
     parts: dict[str, Any] = {
         "model": model,
@@ -180,7 +187,7 @@ def make_learner(
         "compute": compute,
         "clocks": clocks,
         "timing": timing,
-        "seed": experiment.run.seed + 2,
+        "seed": number(experiment.run.seed, Role.LEARNING, share.rank),
     }
     if compute.graphs and store.capturable:
         from phalanx.learning.graph_learner import GraphLearner

@@ -35,6 +35,7 @@ from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runtime.device import Compute
+from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
 from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
@@ -307,8 +308,8 @@ class Session:
         if loaded.state["replicas"][0]["sampling"] is not None:
             sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
             return dataclasses.replace(self.experiment, sampler=sampler)
-        seed = np.random.SeedSequence(run.seed, spawn_key=(loaded.steps,)).generate_state(1)
-        return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=int(seed[0])))
+        seed = number(run.seed, Role.RESUME, loaded.steps)
+        return dataclasses.replace(self.experiment, run=dataclasses.replace(run, seed=seed))
 
     def _first_line(self) -> str:
         """What runs, and with which choices that were left to phalanx."""

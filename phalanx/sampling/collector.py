@@ -70,7 +70,9 @@ class Collector:
         decode: Decoder,
         clocks: Clocks,
         timing: Timing,
-        seed: int,
+        generator: torch.Generator,
+        run_environments: int,
+        columns: slice,
     ) -> None:
         self.envs = envs
         self.buffers = buffers
@@ -80,7 +82,9 @@ class Collector:
         self.clocks = clocks
         self.timing = timing
         self.device = buffers[0].rollout.action.device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = generator  # of the numbers that actions are chosen with
+        self.run_environments = run_environments  # numbers are drawn for all environments of the run
+        self.columns = columns  # of which these are this collector's
         sizes = [rows.stop - rows.start for rows in envs.groups]
         self.course = Course(sizes, buffers[0].rollout.steps)
         self.uncounted = 0  # steps of the last rollout that the clocks left out because they were cut
@@ -164,7 +168,9 @@ class Collector:
         progress = self.clocks.now()
         buffer.policy.begin(replace(progress, steps=progress.steps + missing))
         rollout.version.fill_(self.clocks.version)
-        buffer.uniform.uniform_(generator=self.generator)
+        size = (rollout.steps, self.run_environments)
+        uniform = torch.rand(size, generator=self.generator, device=self.device)
+        buffer.uniform.copy_(uniform[:, self.columns])
         if not self.primed:
             self._receive_first_frames()
         self.course.begin()

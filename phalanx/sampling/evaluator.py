@@ -11,13 +11,13 @@ import torch
 from phalanx.config import AtariConfig, EnvConfig, ToyConfig
 from phalanx.registry import MakeEnv
 from phalanx.runtime.device import Compute
+from phalanx.runtime.seeds import Role, number
 from phalanx.sampling.serial import SerialEnvs
 from phalanx.sampling.slot import blamed
 from phalanx.seams import Policy
 from phalanx.types import Progress, torch_dtype
 
 LONGEST_GAME = 27_000  # steps: half an hour of play
-EVALUATION_SEED = 1_000_003  # added to the run's seed, so that evaluation never repeats training's games
 
 
 def evaluation_env(config: EnvConfig) -> EnvConfig:
@@ -42,9 +42,9 @@ def evaluate(
     """Raw scores of `games` whole games. Each environment plays a fixed share of them, so that short games are not
     counted more often than long ones. `watch` is shown each picture of the first environment."""
     environments = min(environments, games)
-    envs = SerialEnvs(MakeEnv(evaluation_env(config), seed + EVALUATION_SEED), environments)
+    envs = SerialEnvs(MakeEnv(evaluation_env(config), seed, role=Role.EVALUATION), environments)
     shares = np.full(environments, games // environments) + (np.arange(environments) < games % environments)
-    noise = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(number(seed, Role.EVALUATION_ACTIONS))
     scores: list[float] = []
     stacks = torch.zeros((environments, config.stack, *envs.spec.frame_shape), dtype=torch_dtype(envs.spec.frame_dtype))
     history = torch.zeros(environments, dtype=torch.uint8)
@@ -58,7 +58,7 @@ def evaluate(
             stacks[:, :-1] = stacks[:, 1:].clone()
             stacks[:, -1] = torch.from_numpy(step.observation)
             history = (history + 1).clamp(max=config.stack).masked_fill(torch.from_numpy(step.first), 1)
-            draws = torch.rand(environments, generator=noise).to(compute.device)
+            draws = torch.rand(environments, generator=generator).to(compute.device)
             output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, slice(0, environments))
             if watch is not None:
                 with blamed(0):

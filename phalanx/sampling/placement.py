@@ -14,6 +14,7 @@ from phalanx.config import AtariConfig, Experiment
 from phalanx.errors import UserError
 from phalanx.registry import MakeEnv, topology
 from phalanx.runtime.affinity import core_list, usable_cores
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.sampling.slot import slot_rules
 
@@ -54,9 +55,9 @@ def place(experiment: Experiment, device: str) -> Placement:
     because the environments do not divide.
     """
     cores, count = core_list(), usable_cores()
-    if not topology(experiment).worker_processes:
-        return Placement(0, experiment.sampler.environments, None, experiment.run.threads or count)
     environments = experiment.sampler.environments
+    if not topology(experiment).worker_processes:
+        return Placement(0, environments, None, experiment.run.threads or count)
     reserve = 1 if device == "cuda" and count >= 4 else 0
     each = experiment.sampler.workers_per_core if device == "cuda" else 1
     workers = experiment.sampler.workers or _largest_divisor(environments, each * (count - reserve))
@@ -85,15 +86,17 @@ def place(experiment: Experiment, device: str) -> Placement:
     return Placement(workers, environments // workers, pinned, threads, squads, balance, owner_core)
 
 
-def start_workers(experiment: Experiment, device: str, report: Callable[[str], None]) -> ProcessEnvs:
-    """The environments of an experiment in their worker processes."""
+def start_workers(
+    experiment: Experiment, device: str, report: Callable[[str], None], share: Share = WHOLE
+) -> ProcessEnvs:
+    """The environments of a replica in their worker processes."""
     placement, sampler = place(experiment, device), experiment.sampler
     return ProcessEnvs(
         MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, device)),
         placement.workers,
         placement.envs_per_worker,
         sampler.groups,
-        slot_rules(experiment),
+        slot_rules(experiment, share),
         squads=placement.squads,
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,

@@ -68,7 +68,7 @@ class ProcessEnvs:
         self.owner_core = owner_core
         self.owner_cores: set[int] = set()  # where the owner ran before it kept to its own
         self.report = report
-        probe = factory(0, 0)
+        probe = factory(self.rules.first, 0)
         self.spec = probe.spec
         probe.close()
         self.squads = squads

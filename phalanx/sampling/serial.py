@@ -35,14 +35,14 @@ class SerialEnvs:
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.report = report
-        envs = []
-        for index in range(environments):
-            with blamed(index):
-                envs.append(factory(index, 0))
+        envs, rules = [], rules or SlotRules()
+        for number in range(rules.first, rules.first + environments):
+            with blamed(number):
+                envs.append(factory(number, 0))
         self.spec = envs[0].spec
         self.groups = group_slices(environments, groups)
         self.buffer = allocate_step(self.spec, environments)
-        self.slots = [Slot(index, env, self.buffer, rules or SlotRules()) for index, env in enumerate(envs)]
+        self.slots = [Slot(index, env, self.buffer, rules) for index, env in enumerate(envs)]
 
     def ready(self, groups: Sequence[int], wait: bool = True) -> int | None:
         return groups[0]
@@ -83,7 +83,7 @@ class SerialEnvs:
         under_way, failures = sys.exc_info()[0], []
         for slot in self.slots:
             try:
-                with blamed(slot.index):
+                with blamed(slot.number):
                     slot.env.close()
             except EnvironmentFailed as failure:
                 failures.append(failure)

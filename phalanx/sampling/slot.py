@@ -16,11 +16,13 @@ import numpy as np
 from phalanx.config import Experiment
 from phalanx.envs import Env, ReplayingEnv
 from phalanx.errors import EnvironmentFailed, RunError, UserError, in_words
+from phalanx.runtime.seeds import Role, stream
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, EnvStep
 
 EnvFactory = Callable[[int, int], Env]
-"""(index of the environment, incarnation: 0, or a number that no other one of a run has) -> Env."""
+"""(number of the environment in the run, incarnation: 0, or a number that no other one of a run has) -> Env."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class SlotRules:
     decorrelation: int = 0  # random actions before the first step, at most
     resets: Literal["swap", "wait"] = "swap"  # begin the next episode at once, or idle until the batch ends
     horizon: int = 1  # steps per batch, for "wait"
+    first: int = 0  # number, in the whole run, of the environment with index 0
 
 
 def blame(index: int, error: BaseException) -> BaseException:
@@ -57,7 +60,8 @@ class Slot:
     """One row of the step buffer and the environment behind it."""
 
     def __init__(self, index: int, env: Env, step: EnvStep, rules: SlotRules) -> None:
-        self.index = index
+        self.index = index  # of the row
+        self.number = rules.first + index  # of the environment in the whole run
         self.env = env
         self.step = step
         self.rules = rules
@@ -81,7 +85,7 @@ class Slot:
         try:
             reward, score, terminated, truncated = self.env.step(action, self.frame)
         except (Exception, *LEAVING) as error:
-            raise blame(self.index, error)  # noqa: B904
+            raise blame(self.number, error)  # noqa: B904
         done = terminated or truncated
         if done:
             if truncated:
@@ -112,24 +116,24 @@ class Slot:
         self.write_row(0.0, math.nan, False, False, first=batch_starts, cut=True)
 
     def reset(self) -> None:
-        with blamed(self.index):
+        with blamed(self.number):
             self.env.reset(self.frame)
         self.prepared = False
 
     def prepare(self) -> None:
         """Work for the next reset, done in an idle moment."""
         if not self.prepared:
-            with blamed(self.index):
+            with blamed(self.number):
                 self.env.prepare()
             self.prepared = True
 
     def decorrelate(self) -> None:
         if not self.rules.decorrelation or self.incarnation or self.severed:
             return
-        generator = np.random.default_rng(np.random.SeedSequence(self.rules.seed, spawn_key=(self.index, 0, 1)))
+        generator = np.random.default_rng(stream(self.rules.seed, Role.START, self.number))
         count = int(generator.integers(self.rules.decorrelation + 1))
         for action in generator.integers(self.env.spec.actions, size=count).tolist():
-            with blamed(self.index):
+            with blamed(self.number):
                 outcome = self.env.step(action, self.frame)
             if outcome.terminated or outcome.truncated:
                 self.reset()
@@ -146,7 +150,7 @@ class Slot:
         self.quiet = reward == 0.0 and score != score and not (terminated or truncated or first or cut)
 
     def state(self) -> dict[str, Any]:
-        with blamed(self.index):
+        with blamed(self.number):
             env = self.env.state()
         return {
             "env": env,
@@ -160,7 +164,7 @@ class Slot:
     def restore(self, state: dict[str, Any]) -> None:
         if isinstance(self.env, ReplayingEnv):
             self.env.heartbeat = self.beat
-        with blamed(self.index):
+        with blamed(self.number):
             self.env.restore(state["env"])
         self.idle, self.requests, self.fresh = state["idle"], state["requests"], state["fresh"]
         self.incarnation, self.severed = state.get("incarnation", 0), state.get("severed", False)
@@ -170,10 +174,11 @@ class Slot:
             self.requests += 1  # a step is what the next request would have been, and `begin` does not count
 
 
-def slot_rules(experiment: Experiment) -> SlotRules:
+def slot_rules(experiment: Experiment, share: Share = WHOLE) -> SlotRules:
     """How an experiment's environments begin and end episodes."""
     sampler = experiment.sampler
-    return SlotRules(experiment.run.seed, sampler.decorrelation, sampler.resets, sampler.horizon)
+    first = share.rows(sampler.environments).start
+    return SlotRules(experiment.run.seed, sampler.decorrelation, sampler.resets, sampler.horizon, first)
 
 
 def unsaved_steps(slot: dict[str, Any]) -> int:

@@ -71,7 +71,8 @@ class Worker:
 
     def _slot(self, index: int, group: int, incarnation: int) -> Slot:
         orders = self.orders
-        slot = Slot(index, orders.factory(index, incarnation), self.exchange.step, orders.rules)
+        env = orders.factory(orders.rules.first + index, incarnation)
+        slot = Slot(index, env, self.exchange.step, orders.rules)
         slot.incarnation, slot.beat = incarnation, self.beat
         slot.requests = self.exchange.done[group, self.number]  # a successor counts on
         self.beat()
@@ -182,7 +183,7 @@ class Worker:
             if isinstance(state, int):
                 slot = self._slot(index, group, state)
             else:
-                env = self.spares.pop() if self.spares else self.orders.factory(index, 0)
+                env = self.spares.pop() if self.spares else self.orders.factory(self.orders.rules.first + index, 0)
                 slot = Slot(index, env, self.exchange.step, self.orders.rules)
                 slot.beat = self.beat
                 slot.restore(state)

@@ -13,6 +13,7 @@ from phalanx.registry import MakeEnv
 from phalanx.replica.build import make_replica
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.serial import SerialEnvs
 from phalanx.sampling.slot import slot_rules
 
@@ -28,7 +29,9 @@ def run(experiment: Experiment, session: Session) -> None:
             session.note(replica.iterate(session.may_run_ahead))
 
 
-def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> SerialEnvs:
+def make_envs(
+    experiment: Experiment, compute: Compute, report: Callable[[str], None], share: Share = WHOLE
+) -> SerialEnvs:
     sampler = experiment.sampler
     factory = MakeEnv(experiment.env, experiment.run.seed)
-    return SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment), report)
+    return SerialEnvs(factory, sampler.environments, sampler.groups, slot_rules(experiment, share), report)

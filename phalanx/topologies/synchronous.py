@@ -16,6 +16,7 @@ from phalanx.config import Experiment
 from phalanx.replica.build import make_replica
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.placement import start_workers
 from phalanx.sampling.processes import ProcessEnvs
 
@@ -33,5 +34,7 @@ def run(experiment: Experiment, session: Session) -> None:
             session.note(replica.iterate(session.may_run_ahead))
 
 
-def make_envs(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> ProcessEnvs:
-    return start_workers(experiment, compute.device.type, report)
+def make_envs(
+    experiment: Experiment, compute: Compute, report: Callable[[str], None], share: Share = WHOLE
+) -> ProcessEnvs:
+    return start_workers(experiment, compute.device.type, report, share)

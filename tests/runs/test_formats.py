@@ -91,6 +91,8 @@ def test_a_run_of_an_earlier_format_is_resumed(name: str, run: Path) -> None:
     assert after.state["clocks"]["updates"] > before.state["clocks"]["updates"]
     assert after.state["clocks"]["episodes"] >= before.state["clocks"]["episodes"] + 30
     assert checksum(after.weights) != checksum(before.weights)
+    if name == "a2c-emergency":
+        return  # it begins new games, which follow from the streams of the version that resumes it
     if (here := processor()) not in RECORDED:
         pytest.skip(f"it goes on; what it should come to was not recorded on {here}")
     assert checksum(after.weights) == RECORDED[here][name]
