@@ -23,8 +23,8 @@ from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
 from phalanx.learning.learner import materialise
-from phalanx.replay.experience import Replay, make_replay
 from phalanx.replay.indexing import PrioritizedIndex
+from phalanx.replay.memory import Replay, make_replay
 
 ENVIRONMENTS = 16
 EXPONENT, IMPORTANCE = 0.5, 0.4

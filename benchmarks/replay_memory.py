@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from phalanx.config import DQNConfig
-from phalanx.replay.experience import make_replay
+from phalanx.replay.memory import make_replay
 from phalanx.types import EnvSpec, Rollout
 
 SPEC = EnvSpec(frame_shape=(1, 84, 84), frame_dtype=np.uint8, actions=4, frames_per_step=4)

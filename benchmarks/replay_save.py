@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from replay_memory import SPEC, STACK, random_rollout
 
 from phalanx.config import DQNConfig
-from phalanx.replay.experience import Replay, make_replay
+from phalanx.replay.memory import Replay, make_replay
 from phalanx.replay.storage import TABLES, ring_slices
 from phalanx.runs.background import BackgroundWriter
 from phalanx.runs.checkpoint import Checkpoints

@@ -11,7 +11,7 @@ import torch
 from phalanx.config import Experiment
 from phalanx.errors import require
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
-from phalanx.replay.experience import frames_on_host, gigabytes
+from phalanx.replay.memory import frames_on_host, gigabytes
 from phalanx.replay.storage import free_bytes
 from phalanx.runtime.device import choose_compute
 from phalanx.sampling.answers import rollout_bytes

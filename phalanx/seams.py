@@ -1,8 +1,9 @@
-"""The four seams of phalanx. Everything that runs in parallel is an implementation of one of them.
+"""The four seams: the interfaces behind which parallelism hides. Another implementation changes where something runs,
+not the loop.
 
     VectorEnvs      actions -> EnvStep          sampling/serial.py, sampling/processes.py
     Policy          observations -> actions     models/policies.py
-    Experience      rollouts -> batches         replay/experience.py
+    Experience      rollouts -> batches         replay/latest.py, replay/memory.py
     ParameterStore  gradient -> version         parameters/local.py
 
 The loop they form, whatever the topology:
@@ -46,23 +47,28 @@ class VectorEnvs(Protocol):
         """Start the group's next step."""
 
     def unbalanced(self) -> bool:
-        """Should `balance` be called at the next opportunity? Then no group begins its next rollout before others."""
+        """Must `balance` be called after this rollout? Until then no group begins the next one early."""
 
     def balance(self) -> None:
-        """Called between rollouts, when no group is stepping: the moment to put the house in order."""
+        """Called between rollouts, when no group is stepping: may move environments from slow workers to fast ones."""
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on elsewhere bit for bit, but for the frames of rows that idle; call only when every
-        group was received."""
+        """What another instance goes on from bit for bit, but for the frames of rows that wait for the rollout's end
+        (`resets wait`). Valid only after every group's step was received."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
     def close(self) -> None:
-        """Twice does no harm. `with` closes them, too."""
+        """Twice does no harm."""
+
+    def __enter__(self) -> VectorEnvs: ...
+
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class Policy(Protocol):
-    """Chooses actions for a batch of frame stacks."""
+    """Chooses actions for a batch of frame stacks. Without overlap it works on the very model that the learner changes,
+    so that the next action sees every push."""
 
     def begin(self, progress: Progress) -> None:
         """Called before each rollout: the time to move schedules."""
@@ -76,7 +82,9 @@ class Policy(Protocol):
 
 
 class Experience(Protocol):
-    """Takes rollouts in. What it gives out differs: the newest rollout (`Latest.take`), or batches from a `Memory`."""
+    """Takes rollouts in. What it gives out differs: the newest rollout (`Latest.take`), or batches from a `Memory`.
+
+    `Latest`, `Memory`, `Saver` and `CapturableStore` refine the four; skip them on a first reading."""
 
     def put(self, rollout: Rollout) -> None: ...
 
@@ -87,7 +95,7 @@ class Experience(Protocol):
         """What is small enough to be part of a checkpoint's state."""
 
     def saver(self) -> Saver | None:
-        """What writes the rest, as it is now; None: there is no rest."""
+        """Writes what is too large for `state`, as of this call. None if `state` is everything."""
 
     def restore(self, state: dict[str, Any], directory: Path) -> None: ...
 
@@ -127,11 +135,11 @@ class ParameterStore(Protocol):
     capturable: bool  # can a CUDA graph hold a push? Then it is a CapturableStore.
 
     def push(self, gradient: Gradient, learning_rate: float) -> int:
-        """Apply a gradient, and fill in its norm; the new version. One that is not finite raises NotFinite, in every
-        learner alike, and changes nothing."""
+        """Apply a gradient and fill in its norm. Returns the new version, which the pushing learner's own parameters
+        then are of. A gradient that is not finite raises NotFinite, in every learner alike, and changes nothing."""
 
     def pull(self, parameters: FlatParameters) -> int:
-        """Bring a flat vector to the newest parameters; their version."""
+        """Bring a flat vector to the newest parameters, which others may have pushed. Returns their version."""
 
     def state(self) -> dict[str, Any]:
         """What an update reads besides the parameters."""

@@ -3,7 +3,8 @@
     EnvStep -> PolicyOutput -> Rollout -> PolicyBatch / ReplayBatch -> Loss -> Gradient
 
 Shapes: T = steps of a rollout, B = environments, N = rows of a batch, P = parameters, S = frames in a stack.
-The unit of time is the agent step (usually 4 emulator frames); frames appear in logs only.
+The unit of time is the agent step; emulator frames, usually 4 to a step, are counted in logs only. Elsewhere a frame is
+one observation. An episode is what the algorithm sees (a life, where lives are episodes); a game is what is scored.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class EnvStep(Struct):
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool
     first: np.ndarray  # [B] bool: observation begins an episode
-    cut: np.ndarray  # [B] bool: nothing may be learnt from the transition that led here (worker replaced, idle)
+    cut: (
+        np.ndarray
+    )  # [B] bool: nothing may be learnt from the transition that led here (its worker was replaced, or the
+    # environment waits for the rollout's end)
 
 
 @dataclass
@@ -182,8 +186,8 @@ class Progress:
     """A reading of the clocks of a run (`runtime/clocks.py`). Schedules, targets, budgets and logs go by it."""
 
     steps: int = 0  # agent steps collected
-    updates: int = 0  # gradients applied
-    version: int = 0  # version of the parameters
+    updates: int = 0  # gradients that all learners have made
+    version: int = 0  # of the newest parameters: counts gradients applied; equal to updates with one replica
     episodes: int = 0  # games finished
 
 

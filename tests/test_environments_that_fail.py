@@ -233,7 +233,7 @@ def test_a_slot_gives_its_beat_to_an_environment_that_plays_again():
     env, beats = Endless(100), []
     assert isinstance(env, ReplayingEnv) and not isinstance(ledger(0), ReplayingEnv)
     slot = Slot(0, env, allocate_step(env.spec, 1), SlotRules())
-    slot.beat = lambda: beats.append(1)
+    slot.heartbeat = lambda: beats.append(1)
     slot.begin()
     for _ in range(7):
         slot.advance(0)

@@ -22,7 +22,8 @@ import torch
 
 from phalanx.config import DQNConfig
 from phalanx.config.presets import preset
-from phalanx.replay import experience
+from phalanx.replay.latest import LatestRollout
+from phalanx.replay.memory import Replay
 from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling.processes import ProcessEnvs
@@ -90,8 +91,7 @@ class Rollouts:
 @pytest.fixture
 def rollouts(monkeypatch):
     seen = Rollouts()
-    for name in ("LatestRollout", "Replay"):
-        kind = getattr(experience, name)
+    for kind in (LatestRollout, Replay):
 
         def put(self: Any, rollout: Any, original: Any = kind.put) -> None:
             seen.add(rollout)

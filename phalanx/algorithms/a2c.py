@@ -23,6 +23,7 @@ class A2C:
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
     ) -> Iterator[PolicyBatch]:
+        # One batch of all T*B rows; rows that were cut have weight 0, truncated ones bootstrap from `last_value`.
         yield policy_batch(experience.take(), self.config.discount, self.config.gae_lambda)
 
     def state(self) -> dict[str, Any]:

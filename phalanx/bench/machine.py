@@ -173,7 +173,7 @@ class running_replica:  # noqa: N801  (used like a function)
         self.experiment = experiment
 
     def __enter__(self) -> Any:
-        from phalanx.replay.experience import FRAMES_ON_HOST, Replay
+        from phalanx.replay.memory import FRAMES_ON_HOST, Replay
         from phalanx.replica.build import make_replica
         from phalanx.runtime.device import choose_compute
         from phalanx.topologies.serial import make_envs as serial_envs

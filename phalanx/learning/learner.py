@@ -1,4 +1,4 @@
-"""The learner: steps 6 to 8 of a transition's way. It makes gradients; the parameter store applies them.
+"""The learner: from a batch to a gradient, which the parameter store applies.
 
     for batch in algorithm.batches(experience):   loss -> backward -> flat gradient -> store.push
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -61,13 +60,13 @@ class Learner:
             pass
 
     def updates(self, experience: Experience, begun: Progress) -> Iterator[bool]:
-        """The same, one update at a time, for whoever does something else in between. Schedules go by the steps and
-        games of `begun`, a reading of the clocks, whatever is collected meanwhile; updates are counted on."""
+        """The same as a generator that yields after each update, so that the caller can collect in between. Schedules
+        see the steps and games of `begun`, a reading of the clocks, and the present number of updates."""
         started = time.perf_counter()
 
         def now() -> Progress:
             newest = self.clocks.now()
-            return replace(begun, updates=newest.updates, version=newest.version)
+            return Progress(begun.steps, newest.updates, newest.version, begun.episodes)
 
         batches = self.algorithm.batches(experience, now, self.shuffle)
         while (batch := self._next(batches)) is not None:
@@ -76,11 +75,11 @@ class Learner:
             self.timing.add("learn", time.perf_counter() - started)
             yield True
             started = time.perf_counter()
-        self.clocks.reach(self.store.pull(self.parameters))
+        self.clocks.reach(self.store.pull(self.parameters))  # what others have pushed, if the store is shared
         self.timing.add("learn", time.perf_counter() - started)
 
     def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch; what the algorithm asks a network on the way runs as its loss does."""
+        """The next batch, in the precision of the loss: an algorithm may ask a network to make one."""
         with self.compute.autocast():
             return next(batches, None)
 
@@ -113,7 +112,7 @@ class Learner:
         return self.metrics.take()
 
     def check(self) -> None:
-        """Raise what could not be raised at once; here everything was."""
+        """Raise errors that a device reports late. This learner raises at once, so there are none."""
 
     def state(self) -> dict[str, Any]:
         return {"shuffle": self.shuffle.get_state(), "algorithm": self.algorithm.state()}
@@ -124,7 +123,7 @@ class Learner:
 
 
 def materialise(batch: Any) -> Any:
-    """The rows themselves, where they were only chosen so far."""
+    """Gathers the rows of a deferred batch; any other one is returned as it is."""
     return batch.gather() if isinstance(batch, DeferredBatch) else batch
 
 

@@ -37,6 +37,8 @@ class LocalStore:
         self._apply(gradient.flat, learning_rate)
         return self.count_push()
 
+    # What follows until `pull`, and `mutated_tensors`, are for a CUDA graph: skip them on a first reading.
+
     def launch(self, gradient: Gradient, learning_rate: Tensor, good: Tensor) -> None:
         """The device's part of a push, which never waits, so that a CUDA graph can hold it; `count_push` is the host's.
         `good` becomes false with the first gradient that is not finite; neither that one nor any after it moves the
@@ -67,8 +69,8 @@ class LocalStore:
         return [self.parameters.flat, *self.rule_state.values()]
 
     def back_up_rule_state(self) -> None:
-        """Before the launches of an iteration. After one that is not finite the rule runs on without a gradient, and
-        its memory of gradients fades; `put_rule_state_back` undoes that."""
+        """Before the launches of an iteration. After a gradient that is not finite the rule is still applied, to zeros,
+        and its running averages decay; `put_rule_state_back` undoes that."""
         for key, value in self.rule_state.items():
             backup = self._rule_state_backup.get(key)
             self._rule_state_backup[key] = value.clone() if backup is None else backup.copy_(value)

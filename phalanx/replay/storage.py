@@ -32,7 +32,7 @@ MIN_LAST_FRAMES = 256  # first size of the table of truncated episodes' last fra
 TABLES = ("frames", "history", "action", "reward", "end", "cut")
 
 
-class Snapshot:
+class RowsBeingSaved:
     """Time rows that are being saved while the storage goes on: those not saved yet must not be overwritten."""
 
     def __init__(self, rows: range) -> None:
@@ -78,7 +78,7 @@ class FrameStorage:
         self.rows = self.length * environments
         self.may_look = device.type == "cpu"  # there it is free; with a GPU one would wait for all work before
         self.written = 0  # time rows ever written
-        self.snapshot: Snapshot | None = None
+        self.being_saved: RowsBeingSaved | None = None
         # zeros, not empty: the system hands out such memory lazily, and no read ever meets a stray NaN
         if frames_on_host:
             shape = (self.length, environments, *spec.frame_shape)
@@ -121,8 +121,8 @@ class FrameStorage:
                 f"a rollout of {steps} steps does not fit into a memory of {self.length} steps per environment; raise "
                 f"algorithm.replay_size to at least {(steps + self.stack + self.n_step) * self.environments}"
             )
-        if self.snapshot is not None:
-            self.snapshot.wait_for(self.written + steps - self.length)
+        if self.being_saved is not None:
+            self.being_saved.wait_for(self.written + steps - self.length)
         self._release((self.written + steps - self.length) * self.environments)
         columns = (
             (self.frames, rollout.frames[self.stack - 1 :]),
@@ -221,8 +221,8 @@ class FrameStorage:
 
     def saver(self) -> TableSaver:
         """What writes the tables as they are now into a directory, in another thread if need be."""
-        self.snapshot = Snapshot(range(self.written - self.filled, self.written))
-        return TableSaver(self, self.snapshot)
+        self.being_saved = RowsBeingSaved(range(self.written - self.filled, self.written))
+        return TableSaver(self, self.being_saved)
 
     def parts(self, span: range) -> Iterator[range]:
         """Time rows a few at a time, in order."""
@@ -297,20 +297,20 @@ class TableSaver:
     """Writes a storage's tables as they were: the oldest rows first, which are the next to be overwritten, so that
     `put` hardly ever waits."""
 
-    def __init__(self, storage: FrameStorage, snapshot: Snapshot) -> None:
+    def __init__(self, storage: FrameStorage, being_saved: RowsBeingSaved) -> None:
         self.storage = storage
-        self.snapshot = snapshot
+        self.being_saved = being_saved
 
     def __call__(self, directory: Path) -> None:
-        storage, snapshot = self.storage, self.snapshot
+        storage, being_saved = self.storage, self.being_saved
         with contextlib.ExitStack() as stack:
             files = {name: stack.enter_context((directory / table_file(name)).open("wb")) for name in TABLES}
-            for part in storage.parts(snapshot.rows):
+            for part in storage.parts(being_saved.rows):
                 for rows in ring_slices(part, storage.length):
                     for name, file in files.items():
                         table = getattr(storage, name)[rows].cpu().contiguous()
                         file.write(table.view(-1).view(torch.uint8).numpy())
-                snapshot.advance(part.stop)
+                being_saved.advance(part.stop)
 
     def release(self) -> None:
-        self.snapshot.advance(self.snapshot.rows.stop)
+        self.being_saved.advance(self.being_saved.rows.stop)

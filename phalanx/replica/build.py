@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.registry import make_algorithm, make_experience, make_network, make_policy, memory_of
-from phalanx.replay.experience import Replay, WarmUp
+from phalanx.replay.memory import Replay, WarmUp
 from phalanx.replica.overlap import ActingCopy, Overlap
-from phalanx.replica.replica import Cycle, Replica, TakingTurns
+from phalanx.replica.replica import CollectThenLearn, Cycle, Replica
 from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute
 from phalanx.runtime.seeds import Role, number
@@ -28,6 +29,7 @@ from phalanx.runtime.timing import Timing
 from phalanx.sampling.answers import Answers, Decoder, EagerAnswers, RolloutBuffer, make_buffer
 from phalanx.sampling.collector import Collector
 from phalanx.seams import Experience, ParameterStore, Policy, VectorEnvs
+from phalanx.types import EnvSpec
 
 Tell = Callable[[str], None]
 """Takes a sentence the user should read."""
@@ -50,8 +52,7 @@ def make_replica(
 ) -> Replica:
     """The replica an experiment asks for, on these environments; it tells what the user should know."""
     clocks, timing, spec = clocks or Clocks(), Timing(), envs.spec.seen
-    torch.manual_seed(number(experiment.run.seed, Role.NETWORK))
-    model = make_network(experiment, spec).to(compute.device)
+    model = make_model(experiment, spec).to(compute.device)
     parameters = flatten(model, compute)
     store = make_store(experiment, parameters)
     overlap = experiment.sampler.overlap
@@ -61,9 +62,10 @@ def make_replica(
     if overlap:
         policies = [acting_copy(experiment, model, compute, store, learning, environments) for _ in range(2)]
     experience = make_experience(experiment, spec, environments, compute.device)
-    collector = make_collector(experiment, envs, policies, compute, clocks, timing, tell, share)
+    refresh = partial(store.pull, parameters)
+    collector = make_collector(experiment, envs, policies, compute, clocks, timing, tell, share, refresh)
     learner = make_learner(experiment, model, parameters, store, compute, clocks, timing, tell, share)
-    cycle: Cycle = TakingTurns(collector=collector, experience=experience, learner=learner, compute=compute)
+    cycle: Cycle = CollectThenLearn(collector=collector, experience=experience, learner=learner, compute=compute)
     if overlap:
         cycle = Overlap(
             collector=collector,
@@ -84,6 +86,12 @@ def make_replica(
         timing=timing,
         warm_up=make_warm_up(experiment, envs, experience),
     )
+
+
+def make_model(experiment: Experiment, spec: EnvSpec) -> nn.Module:
+    """The network with the weights that a run begins with."""
+    torch.manual_seed(number(experiment.run.seed, Role.NETWORK))
+    return make_network(experiment, spec)
 
 
 def flatten(model: nn.Module, compute: Compute) -> FlatParameters:
@@ -117,6 +125,7 @@ def make_collector(
     timing: Timing,
     tell: Tell,
     share: Share,
+    refresh: Callable[[], int],
 ) -> Collector:
     """A collector with a rollout buffer for each policy."""
     stack, horizon, environments = experiment.env.stack, experiment.sampler.horizon, envs.groups[-1].stop
@@ -134,6 +143,8 @@ def make_collector(
         generator=torch.Generator(compute.device).manual_seed(number(experiment.run.seed, Role.ACTIONS)),
         run_environments=environments * share.count,
         columns=share.rows(environments),
+        poll_every=getattr(experiment.topology, "poll_every", 0),
+        refresh=refresh,
     )
 
 

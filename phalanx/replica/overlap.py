@@ -18,7 +18,7 @@ import torch
 
 from phalanx.learning.learner import Learner
 from phalanx.parameters.flat import FlatParameters
-from phalanx.replay.experience import LatestRollout
+from phalanx.replay.latest import LatestRollout
 from phalanx.replica.report import lags_of
 from phalanx.runtime.device import on_stream
 from phalanx.sampling.collector import Collector, HandOver
@@ -105,7 +105,7 @@ class Overlap:
         self.learner.check()
         self.experience.put(rollout)
         self.pending = rollout
-        self.quiescent = not self.may_run_ahead and not self.collector.course.ahead
+        self.quiescent = not self.may_run_ahead and not self.collector.course.in_progress
         return lags
 
     def work_in_gap(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.learning.learner import Learner
 from phalanx.parameters.flat import FlatParameters
-from phalanx.replay.experience import WarmUp
+from phalanx.replay.memory import WarmUp
 from phalanx.replica.report import Report, Snapshot, lags_of
 from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute
@@ -25,13 +25,14 @@ from phalanx.types import Progress
 
 
 class Cycle(Protocol):
-    """The order in which a replica collects and learns: `TakingTurns`, or `Overlap` (replica/overlap.py)."""
+    """The order in which a replica collects and learns: `CollectThenLearn`, or `Overlap` (replica/overlap.py)."""
 
     quiescent: bool  # is nothing under way between two iterations?
 
     def iterate(self, run_ahead: bool) -> Counter[int]:
-        """Collect a rollout and learn from one; the lags of the steps learnt from. Environments that are done early
-        may begin the next rollout only if they may `run_ahead`."""
+        """Collect a rollout and learn from one. Returns the lags of the steps learnt from: versions between the
+        parameters that chose an action and those that learning from it begins with. Only with `Overlap` do environments
+        that are done early begin the next rollout, and only if they may `run_ahead`."""
 
     def leave(self) -> None: ...
 
@@ -40,8 +41,8 @@ class Cycle(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-class TakingTurns:
-    """Collect a rollout, keep it, learn from it: the whole of reinforcement learning."""
+class CollectThenLearn:
+    """Collect a rollout, put it into the experience, learn from it; nothing overlaps."""
 
     quiescent = True
 
@@ -52,7 +53,7 @@ class TakingTurns:
         self.compute = compute
 
     def iterate(self, run_ahead: bool) -> Counter[int]:
-        with self.compute.keep_casts():
+        with self.compute.casting_weights_once():
             rollout = self.collector.collect()
         self.experience.put(rollout)
         lags = lags_of(rollout, self.learner.clocks.version)
@@ -113,6 +114,7 @@ class Replica:
 
     @property
     def pulse(self) -> object:
+        """What a session watches of a replica follows; `Source` in `report.py` says what each is for."""
         return self.timing.pulse
 
     @property
@@ -133,7 +135,7 @@ class Replica:
         begun at all."""
         with_envs = with_envs and self.collector.primed
         sampling = {"collector": self.collector.state(), "envs": self.envs.state()} if with_envs else None
-        cycle = self.cycle.state()  # first: it waits for updates that may be under way after an interruption
+        cycle = self.cycle.state()  # before the learner's: it waits for updates that an interruption left under way
         return {
             **cycle,
             "learner": self.learner.state(),
@@ -149,7 +151,11 @@ class Replica:
         self.parameters.load(snapshot.weights)
         self.clocks.restore(snapshot.clocks)
         self.store.restore(snapshot.store)
-        self.restore_state(snapshot.replicas[0], directory)
+        states = snapshot.replicas
+        if len(states) == 1 and states[0]["learner"]:
+            self.restore_state(states[0], directory)
+        else:  # of several replicas: their parameters go on, in new games
+            self.experience.mark_gap()
 
     def restore_state(self, state: dict[str, Any], directory: Path) -> None:
         """Take over what belonged to a replica alone."""

@@ -6,7 +6,7 @@ A session consumes them, whether they come from a replica in this process or fro
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -25,6 +25,18 @@ class Report:
     seconds: dict[str, float]  # by stage
     metrics: dict[str, float]  # means of what the learner logged
     numbers: dict[str, float] = field(default_factory=dict)  # further ones for the record: the learning rate, say
+    staleness: Counter[int] = field(default_factory=Counter)  # others' updates between pull and push -> times
+
+    def merged_with(self, newer: Report) -> Report:
+        """Both as one; means of metrics are those of the newer one."""
+        seconds = {stage: self.seconds[stage] + newer.seconds[stage] for stage in newer.seconds}
+        return replace(
+            newer,
+            scores=self.scores + newer.scores,
+            lags=self.lags + newer.lags,
+            seconds=seconds,
+            staleness=self.staleness + newer.staleness,
+        )
 
 
 @dataclass

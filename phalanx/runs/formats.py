@@ -20,7 +20,11 @@ def from_format_1(state: dict[str, Any]) -> dict[str, Any]:
         collector = dict(sampling["collector"])
         collector["uniform"] = collector.pop("noise")
         collector["uncounted"] = collector.pop("cut", 0)
-        replica["sampling"] = {**sampling, "collector": collector}
+        slots = [
+            {("gap_before" if key == "severed" else key): value for key, value in slot.items()}
+            for slot in sampling["envs"]["slots"]
+        ]
+        replica["sampling"] = {**sampling, "collector": collector, "envs": {**sampling["envs"], "slots": slots}}
     rest = {key: value for key, value in state.items() if key != "replica"}
     return {**rest, "clocks": clocks, "store": store, "replicas": [{**replica, "pending": pending}]}
 

@@ -28,7 +28,7 @@ from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
 from phalanx.learning.averages import MetricAverager
 from phalanx.parameters.flat import FlatParameters
-from phalanx.registry import make_evaluation_policy, make_network
+from phalanx.registry import make_evaluation_policy, make_network, replicas
 from phalanx.replica.report import Report, Source
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
@@ -152,6 +152,7 @@ class Session:
         self.numbers = report.numbers
         self.scores.add(np.array(report.scores))
         self.lags += report.lags
+        self.staleness += report.staleness
         self.averages.add(report.metrics)
         self.timing.add_all(report.seconds)
         run = self.experiment.run
@@ -183,6 +184,7 @@ class Session:
                 "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
                 "lag_mean": sum(lag * count for lag, count in self.lags.items()) / rows if rows else 0.0,
                 "lag_max": max(self.lags, default=0),
+                **self._staleness(),
                 "env_share": shares["env"],
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
@@ -206,6 +208,7 @@ class Session:
     def _forget_window(self) -> None:
         """Begin anew with what is averaged between two records."""
         self.lags: Counter[int] = Counter()
+        self.staleness: Counter[int] = Counter()
         self.averages = MetricAverager()
         self.timing = Timing()
 
@@ -305,7 +308,8 @@ class Session:
         loaded, run = self.loaded, self.experiment.run
         if loaded is None or loaded.steps == 0:
             return self.experiment
-        if loaded.state["replicas"][0]["sampling"] is not None:
+        saved = loaded.state["replicas"]
+        if len(saved) == replicas(self.experiment) and all(state["sampling"] is not None for state in saved):
             sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
             return dataclasses.replace(self.experiment, sampler=sampler)
         seed = number(run.seed, Role.RESUME, loaded.steps)
@@ -321,6 +325,14 @@ class Session:
     def _memory(self) -> dict[str, Any]:
         """What the session itself adds to a checkpoint."""
         return {"scores": self.scores.state(), "time_s": self.time_s}
+
+    def _staleness(self) -> dict[str, float]:
+        """Of a central store: how many updates of others came between pull and push."""
+        times = self.staleness.total()
+        if not times:
+            return {}
+        mean = sum(updates * count for updates, count in self.staleness.items()) / times
+        return {"staleness_mean": mean, "staleness_max": max(self.staleness)}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""

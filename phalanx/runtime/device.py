@@ -43,7 +43,7 @@ class Compute:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def keep_casts(self) -> AbstractContextManager[Any]:
+    def casting_weights_once(self) -> AbstractContextManager[Any]:
         """Around a rollout on a CPU: weights are cast to bfloat16 once, not at every step, as they do not change."""
         return self.autocast() if self.device.type == "cpu" else contextlib.nullcontext()
 

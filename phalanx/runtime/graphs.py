@@ -28,8 +28,8 @@ class Capturer:
         """What launches `work`: a graph of it, or `work` itself. It may run several times before; `undo` takes back
         what it counted.
 
-        Libraries keep scratch memory per stream, and graphs that run side by side must not share it: each turn of
-        sampling and the learner capture on streams of their own. The graph keeps the stream's priority.
+        Libraries keep scratch memory per stream, and graphs that run side by side must not share it: each
+        launch slot of sampling and the learner capture on streams of their own. The graph keeps the stream's priority.
         """
         if self.failed:
             return work

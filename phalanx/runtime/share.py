@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from phalanx.config import DQNConfig, Experiment
@@ -43,3 +44,11 @@ class Share:
 
 WHOLE = Share()
 """Of a run with one replica."""
+
+
+def divide_cores(cores: list[int], count: int) -> list[tuple[int, ...]]:
+    """So many parts of the cores, of about equal size; where there are fewer cores than parts, several share one."""
+    if count >= len(cores):
+        return [(cores[rank % len(cores)],) for rank in range(count)]
+    cuts = [len(cores) * rank // count for rank in range(count + 1)]
+    return [tuple(cores[start:stop]) for start, stop in itertools.pairwise(cuts)]

@@ -40,7 +40,7 @@ class Watchdog:
         self.pulse = pulse
         self.writing = writing
         self.last_words = last_words
-        self.silence = math.inf  # seconds without a pulse after which nobody lives there
+        self.silence = math.inf  # seconds without a pulse after which the run is taken to hang
 
     def __enter__(self) -> Watchdog:
         self.reader, self.writer = socket.socketpair()

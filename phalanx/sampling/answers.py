@@ -1,5 +1,6 @@
-"""How the questions of a collector are answered: what a group's newest step gave is written into its rollout, and its
-next actions are chosen.
+"""Answers: a group's newest step is written into its rollout, and its next actions are chosen.
+
+The collector asks: this group has stepped, which actions next?
 
 `EagerAnswers` does so at once, in this thread: the reference. `sampling/graph_answers.py` is the way of a GPU.
 """
@@ -23,12 +24,13 @@ from phalanx.seams import Policy, VectorEnvs
 from phalanx.types import EnvSpec, EnvStep, Rollout, torch_dtype
 
 Decoder = Callable[[Tensor], Tensor]
-"""From what the environments publish to frames, where the rollout lives."""
+"""Makes the frames that the policy sees of raw observations, which are on the rollout's device already."""
 
 
 @dataclass
 class RolloutBuffer:
-    """A rollout while it is filled, and what chooses its actions. Of n buffers each takes every n-th rollout."""
+    """A rollout while it is filled, and what chooses its actions. `CollectThenLearn` needs one; `Overlap` needs two,
+    each with a policy on parameters of its own, which take every second rollout."""
 
     policy: Policy
     rollout: Rollout
@@ -158,30 +160,30 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def make_buffer(
-    policy: Policy, spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device
+    policy: Policy, seen: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device
 ) -> RolloutBuffer:
-    rollout = allocate_rollout(spec, environments, stack, horizon, device)
+    rollout = allocate_rollout(seen, environments, stack, horizon, device)
     return RolloutBuffer(policy, rollout, torch.empty(rollout.action.shape, device=device))
 
 
 def allocate_rollout(spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device) -> Rollout:
     """An empty rollout on a device."""
 
-    def empty(time: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = ()) -> Tensor:
+    def zeros(time: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = ()) -> Tensor:
         return torch.zeros((time, environments, *shape), dtype=dtype, device=device)
 
-    host = None if device.type == "cuda" else device
+    host = torch.device("cpu") if device.type == "cuda" else device
     return Rollout(
-        frames=empty(stack + horizon, torch_dtype(spec.frame_dtype), spec.frame_shape),
-        history=empty(horizon + 1, torch.uint8),
-        action=empty(horizon, torch.int64),
-        log_prob=empty(horizon),
-        value=empty(horizon + 1),
-        reward=empty(horizon),
-        terminated=empty(horizon, torch.bool),
-        truncated=empty(horizon, torch.bool),
-        last_value=empty(horizon),
-        cut=empty(horizon, torch.bool),
+        frames=zeros(stack + horizon, torch_dtype(spec.frame_dtype), spec.frame_shape),
+        history=zeros(horizon + 1, torch.uint8),
+        action=zeros(horizon, torch.int64),
+        log_prob=zeros(horizon),
+        value=zeros(horizon + 1),
+        reward=zeros(horizon),
+        terminated=zeros(horizon, torch.bool),
+        truncated=zeros(horizon, torch.bool),
+        last_value=zeros(horizon),
+        cut=zeros(horizon, torch.bool),
         version=torch.zeros((horizon, environments), dtype=torch.int64, device=host),
     )
 

@@ -1,17 +1,18 @@
-"""The collector: steps 2 to 4 of a transition's way, from the step buffer to a rollout.
+"""The collector: from the steps of environments to a rollout.
 
     for each step t of each group g:   recv(g) -> rollout[t, g] -> policy.act -> send(g)
 
 While a group steps, the loop serves the others, whichever is ready. `course.py` keeps account of who is where,
-`answers.py` writes rows and chooses actions. With two buffers nobody waits at a rollout's end: a group that has
-finished its part begins the next rollout in the other buffer, as soon as the parameters that rollout is to be
-collected with are there. What is collected does not depend on who came first. A frame is copied once, from the step
-buffer into the rollout; the stacks the policy sees are views of the rollout's frames.
+`answers.py` writes rows and chooses actions. With two buffers (only with `Overlap`) nobody waits at a rollout's end: a
+group that has finished its part begins the next rollout in the other buffer, as soon as the parameters that rollout is
+to be collected with are there. What is collected does not depend on who came first. A frame is copied once, from the
+step buffer into the rollout; the stacks the policy sees are views of the rollout's frames.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
@@ -30,11 +31,11 @@ from phalanx.types import EnvStep, Rollout
 
 
 class HandOver(Enum):
-    """What a group that is done early is told about the next rollout."""
+    """May a group that has finished early begin the next rollout?"""
 
     BEGIN = "it begins now"
-    BUSY = "some of what it waits for was done just now, and there may be more to do"
-    WAIT = "there is nothing to do but wait"
+    BUSY = "not yet, but ask again at once: some of what it waits for was done"
+    WAIT = "not yet, and there is nothing to do but wait"
 
 
 class Companion(Protocol):
@@ -57,8 +58,8 @@ class Nobody:
 
 
 class Collector:
-    """Fills one rollout after the other; `collect` returns it. It stays as it is until the rollout after next begins
-    where there are two buffers, until the next call where there is one."""
+    """Fills one rollout after the other. With one buffer the next call of `collect` overwrites what the last one
+    returned, with two the call after it."""
 
     def __init__(
         self,
@@ -73,6 +74,8 @@ class Collector:
         generator: torch.Generator,
         run_environments: int,
         columns: slice,
+        poll_every: int = 0,
+        refresh: Callable[[], int] = lambda: 0,
     ) -> None:
         self.envs = envs
         self.buffers = buffers
@@ -83,29 +86,34 @@ class Collector:
         self.timing = timing
         self.device = buffers[0].rollout.action.device
         self.generator = generator  # of the numbers that actions are chosen with
-        self.run_environments = run_environments  # numbers are drawn for all environments of the run
-        self.columns = columns  # of which these are this collector's
+        # Numbers are drawn for all environments of the run, so that a run divided among replicas chooses the same.
+        self.run_environments = run_environments
+        self.columns = columns  # of this collector's environments
         sizes = [rows.stop - rows.start for rows in envs.groups]
         self.course = Course(sizes, buffers[0].rollout.steps)
-        self.uncounted = 0  # steps of the last rollout that the clocks left out because they were cut
+        self.poll_every = poll_every  # steps within a rollout after which parameters are refreshed; 0: never
+        self.refresh = refresh  # brings the policy the newest parameters; their version
+        self.polled = 0  # step of the rollout at which that was done last
+        self.uncounted = 0  # with two buffers: cut steps of the last rollout, which are not on the clocks
         self.scores: list[float] = []  # raw scores of games that ended since last asked
         self.primed = False  # were the environments' first frames received?
 
     def collect(self, companion: Companion | None = None) -> Rollout:
-        """The next `horizon` steps of every environment under its policy's parameters, with the steps counted."""
+        """Collect the next `horizon` steps of every environment, and count them on the clocks. Where actions are chosen
+        in this thread (`EagerAnswers`), `launch` is always 0 and `wait` is never called."""
         companion = companion or Nobody()
         course = self.course
-        if not course.ahead:
+        if not course.in_progress:
             self._begin()
         may_run_ahead = len(self.buffers) > 1 and not self.envs.unbalanced()
-        while not course.whole:
+        while not course.oldest_is_whole:
             if (group := self.answers.answered()) is not None:
                 self._send(group, companion)
                 continue
-            if (group := course.start()) is not None:
+            if (group := course.next_to_ask()) is not None:
                 self.answers.ask(group, course.rollout_of(group), 0, None)
                 continue
-            done_early = may_run_ahead and course.begun == course.collected + 1 and bool(course.idle)
+            done_early = may_run_ahead and course.begun == course.collected + 1 and bool(course.between)
             if (group := self._returned(wait=not (course.asked or done_early))) is not None:
                 self._receive(group)
                 continue
@@ -135,7 +143,7 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """What the next `collect` needs besides the environments' own states; no group may be ahead."""
-        assert not self.course.ahead
+        assert not self.course.in_progress
         last = self.last_rollout
         return {
             "frames": last.frames[-self.stack :].clone(),
@@ -163,9 +171,11 @@ class Collector:
         rollout = buffer.rollout
         rollout.last_frames.clear()
         rollout.last_value.zero_()
-        # While others are still at the last rollout, nobody knows how many of its steps will count: for schedules all.
-        missing = rollout.action.numel() if self.course.ahead else self.uncounted
+        # With two buffers a rollout may begin before it is known how many steps of the last were cut. So that schedules
+        # do not depend on whether it did, they always take all of them as counted.
+        missing = rollout.action.numel() if self.course.in_progress else self.uncounted
         progress = self.clocks.now()
+        self.polled = 0
         buffer.policy.begin(replace(progress, steps=progress.steps + missing))
         rollout.version.fill_(self.clocks.version)
         size = (rollout.steps, self.run_environments)
@@ -181,7 +191,7 @@ class Collector:
         buffer = self._buffer(self.course.end())
         self.scores += [score for _, _, scores in sorted(buffer.ended) for score in scores]
         buffer.ended.clear()
-        if not self.course.ahead:
+        if not self.course.in_progress:
             self.envs.balance()
         refuse_not_finite(buffer.rollout)
         cut = int(buffer.rollout.cut.sum())
@@ -191,7 +201,7 @@ class Collector:
         return buffer.rollout
 
     def _receive_first_frames(self) -> None:
-        """They stand where a rollout before the first would have had its last."""
+        """They become the newest frames of the buffer before the first: `ask` carries them over from there."""
         last = self._buffer(-1).rollout
         for group, rows in enumerate(self.envs.groups):
             last.frames[-1, rows] = self.decode(to_device(self._recv(group).observation, self.device))
@@ -217,9 +227,18 @@ class Collector:
                 self._keep_last_frames(group, buffer, t, step)
         if 1 in step.first.tobytes():
             buffer.ended.append((t, group, step.score[~np.isnan(step.score)].tolist()))
+        if self.poll_every and t % self.poll_every == 0 and t < self.course.horizon:
+            self._poll(group, number, t)
         self.answers.ask(group, number, t, step)
         if t == self.course.horizon:
             self.course.finish(group)
+
+    def _poll(self, group: int, number: int, t: int) -> None:
+        """Newer parameters within a rollout: for all groups from their next actions on."""
+        if t > self.polled:
+            self.polled = t
+            self.clocks.reach(self.refresh())
+        self._buffer(number).rollout.version[t:, self.envs.groups[group]] = self.clocks.version
 
     def _recv(self, group: int) -> EnvStep:
         started = time.perf_counter()

@@ -6,10 +6,10 @@ themselves,
     request[group, worker]   how many steps the owner has asked for
     done[group, worker]      how many of them the worker has finished
     busy[worker]             seconds the worker has spent stepping, to see who keeps the others waiting
-    beat[worker]             steps of single environments it has taken, to tell a slow one from one that hangs
+    heartbeat[worker]        steps of single environments it has taken, to tell a slow one from one that hangs
 
 The counters are the truth; event descriptors only wake a sleeper, so a lost or doubled wake-up can do no harm. They are
-memoryviews: whoever wakes up finds its caches cold, and numpy would be most of what it has to load.
+memoryviews: a process that wakes up finds its caches cold, and numpy would be most of what it has to load.
 The mapping has no name: when the last process that holds it is gone, so is the memory.
 """
 
@@ -77,7 +77,7 @@ class Exchange:
         counters = layout.groups, layout.workers
         self.requests, self.dones = take(counters, np.int64), take(counters, np.int64)
         own = take((layout.workers, ALIGNMENT // 8), np.float64)
-        self.busy, self.beat = own[:, 0], own[:, 1]
+        self.busy, self.heartbeat = own[:, 0], own[:, 1]
 
     def close(self) -> None:
         """Give up the descriptor; the mapping goes with the last view of it."""

@@ -6,7 +6,7 @@ as long as their simulators do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,14 +47,15 @@ class Placement:
         )
 
 
-def place(experiment: Experiment, device: str) -> Placement:
-    """The placement an experiment asks for, or the best one for this machine, with a network on `device` (its type).
+def place(experiment: Experiment, device: str, cores: Sequence[int] | None = None) -> Placement:
+    """The placement an experiment asks for, or the best one for these cores (None: all that this process may use), with
+    a network on `device` (its type).
 
     On a CPU, simulation and network take turns, so both may use every core. With a GPU the owner is busy while the
     workers simulate, so it keeps a core of its own where there are at least four, and where that leaves few others idle
     because the environments do not divide.
     """
-    cores, count = core_list(), usable_cores()
+    cores, count = (core_list(), usable_cores()) if cores is None else (list(cores), len(cores))
     environments = experiment.sampler.environments
     if not topology(experiment).worker_processes:
         return Placement(0, environments, None, experiment.run.threads or count)
@@ -117,7 +118,7 @@ def sends_raw_screens(experiment: Experiment, device: str) -> bool:
 def prestart(experiment: Experiment, report: Callable[[str], None]) -> ProcessEnvs | None:
     """Workers for a GPU, if there seems to be one; whether torch can use it is seen later."""
     wanted = experiment.run.device == "auto" or experiment.run.device.startswith("cuda")
-    if not wanted or not topology(experiment).worker_processes or not GPU_CONTROL.exists():
+    if not wanted or not topology(experiment).prestarts or not GPU_CONTROL.exists():
         return None
     return start_workers(experiment, "cuda", report)
 

@@ -15,7 +15,7 @@ import contextlib
 import os
 import select
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from phalanx.errors import RunError
 from phalanx.runtime.affinity import keep_to
 from phalanx.runtime.child import STOP_TIMEOUT, ChildFailed
+from phalanx.runtime.deaths import DeathBudget
 from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.handle import WorkerHandle
@@ -34,7 +35,6 @@ from phalanx.sampling.worker import Orders
 from phalanx.types import EnvStep
 
 STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
-HOUR = 3600.0  # seconds: the time in which `max_deaths` workers may die
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
 
 
@@ -62,8 +62,7 @@ class ProcessEnvs:
         self.factory = factory
         self.rules = rules or SlotRules()
         self.timeout = timeout
-        self.max_deaths = max_deaths
-        self.max_deaths_in_a_row = max_deaths_in_a_row
+        self.budget = DeathBudget("env worker", workers, max_deaths, max_deaths_in_a_row)
         self.cores = cores
         self.owner_core = owner_core
         self.owner_cores: set[int] = set()  # where the owner ran before it kept to its own
@@ -79,9 +78,6 @@ class ProcessEnvs:
         self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.speeds = Speeds(balance)
         self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self.deaths = 0
-        self.death_times: deque[float] = deque()  # of the last hour
-        self.fruitless = [0] * workers  # by worker: deaths in a row without a completed step between them
         self.done_at_birth = np.zeros((workers, groups * squads), np.int64)  # what `dones` said when a worker started
         self.output = WorkerOutput()
         self.births = 0  # incarnations so far; no seed is used twice
@@ -101,7 +97,7 @@ class ProcessEnvs:
         """Wait until every worker has finished its rows of one of these groups; replace those that die meanwhile, or
         hang while nobody else gets ready."""
         self._wait_until_ready()
-        looks, deadline, beats = 0, 0.0, self.exchange.beat
+        looks, deadline, heartbeats = 0, 0.0, self.exchange.heartbeat
         while True:
             for group in groups:
                 if self.exchange.finished(group):
@@ -110,9 +106,9 @@ class ProcessEnvs:
                 return None
             now = time.monotonic()
             if looks == 1:  # only now: mostly one look is enough, and this takes time
-                deadline, beats = now + self.timeout, self.exchange.beat.copy()
+                deadline, heartbeats = now + self.timeout, self.exchange.heartbeat.copy()
             elif looks > 1 and deadline <= now:
-                self._replace_hung(groups, beats)
+                self._replace_hung(groups, heartbeats)
                 looks = 0
             looks += 1
             events = self.epoll.poll(LOOK_AGAIN)
@@ -168,10 +164,10 @@ class ProcessEnvs:
         """Ask several workers at once; one that is dead gives an error, and `recv` will find it."""
         for number, content in questions.items():
             self.workers[number].tell((kind, content))
-        return [self.workers[number].hear(partial(self._beat, number)) for number in questions]
+        return [self.workers[number].hear(partial(self._heartbeat, number)) for number in questions]
 
-    def _beat(self, number: int) -> float:
-        return float(self.exchange.beat[number])
+    def _heartbeat(self, number: int) -> float:
+        return float(self.exchange.heartbeat[number])
 
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
@@ -239,7 +235,7 @@ class ProcessEnvs:
             return
         for worker in list(self.workers):
             try:
-                worker.wait_ready(partial(self._beat, worker.number))
+                worker.wait_ready(partial(self._heartbeat, worker.number))
             except ChildFailed:
                 self._kill(worker)
         self.started = True
@@ -283,13 +279,13 @@ class ProcessEnvs:
         self.births += 1
         return self.births
 
-    def _replace_hung(self, groups: Sequence[int], beats: np.ndarray) -> None:
-        """Those that are late and have not taken a single step since they had those beats."""
+    def _replace_hung(self, groups: Sequence[int], heartbeats: np.ndarray) -> None:
+        """Those that are late and have not taken a single step since they had those heartbeats."""
         exchange = self.exchange
         for worker in list(self.workers):
             number = worker.number
             late = any(exchange.request[group, number] != exchange.done[group, number] for group in groups)
-            if late and exchange.beat[number] == beats[number]:
+            if late and exchange.heartbeat[number] == heartbeats[number]:
                 self.report(f"env worker {worker.number} gave no step for {self.timeout:g} s; it is killed")
                 self._kill(worker)
 
@@ -309,7 +305,7 @@ class ProcessEnvs:
             self.done_at_birth[number] = self.exchange.dones[:, number]
             try:
                 dead.begin(self._orders(dead), self.output.writer)
-                dead.wait_ready(partial(self._beat, number))
+                dead.wait_ready(partial(self._heartbeat, number))
             except ChildFailed:
                 dead.kill()
             except OSError as error:
@@ -334,28 +330,9 @@ class ProcessEnvs:
             f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
             f"last actions {actions}) died: {words}"
         )
-        self._count_death(dead.number)
-
-    def _count_death(self, number: int) -> None:
-        """The budget is a rate: workers that die now and then never end a long run."""
-        self.deaths += 1
-        now = time.monotonic()
-        self.death_times.append(now)
-        while now - self.death_times[0] > HOUR:
-            self.death_times.popleft()
         # The first request of a group begins an episode; only what comes after it is a step.
-        stepped = bool((self.exchange.dones[:, number] - self.done_at_birth[number] > 1).any())
-        self.fruitless[number] = 1 if stepped else self.fruitless[number] + 1
-        if self.fruitless[number] > self.max_deaths_in_a_row:
-            raise RunError(
-                f"env worker {number} died {self.fruitless[number]} times in a row without a step; mend the "
-                "environment, whose last words are above, or allow more with --sampler.max-deaths-in-a-row"
-            )
-        if len(self.death_times) > self.max_deaths:
-            raise RunError(
-                f"more than {self.max_deaths} env workers died within an hour; mend the environment, whose last words "
-                "are above, or allow more with --sampler.max-deaths"
-            )
+        steps = self.exchange.dones[:, dead.number] - self.done_at_birth[dead.number]
+        self.budget.count(dead.number, did_something=bool((steps > 1).any()))
 
 
 def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:

@@ -68,12 +68,12 @@ class Slot:
         self.incarnation = 0  # not 0: the environment took the place of another
         self.frame = step.observation[index]
         self.fresh = True  # no episode was begun yet
-        self.severed = False  # the next episode does not follow the last one: that was too long to be restored
+        self.gap_before = False  # the next episode does not continue the last one, which was too long to be restored
         self.idle = False  # waits for the end of the batch
         self.requests = 0  # steps asked for so far
         self.prepared = False
         self.quiet = False  # the row tells of a step without reward in the midst of an episode
-        self.beat: Callable[[], None] = lambda: None  # a sign of life in work that may take long
+        self.heartbeat: Callable[[], None] = lambda: None  # a sign of life in work that may take long
 
     def advance(self, action: int) -> None:
         """Serve one request: begin if the slot is fresh, else step. An episode that ends is followed by the next."""
@@ -100,12 +100,12 @@ class Slot:
 
     def begin(self) -> None:
         """The first row of an environment, after some random actions so that starts differ. A replaced environment
-        cuts off what its forerunner had begun, and a severed one what it had begun itself."""
+        cuts off what its forerunner had begun, and one with a gap before it what it had begun itself."""
         self.fresh = False
         self.reset()
         self.decorrelate()
-        self.write_row(0.0, math.nan, False, False, first=True, cut=self.incarnation > 0 or self.severed)
-        self.severed = False
+        self.write_row(0.0, math.nan, False, False, first=True, cut=self.incarnation > 0 or self.gap_before)
+        self.gap_before = False
 
     def rest(self) -> None:
         """A masked row; with the first request of the next batch the next episode begins."""
@@ -128,7 +128,7 @@ class Slot:
             self.prepared = True
 
     def decorrelate(self) -> None:
-        if not self.rules.decorrelation or self.incarnation or self.severed:
+        if not self.rules.decorrelation or self.incarnation or self.gap_before:
             return
         generator = np.random.default_rng(stream(self.rules.seed, Role.START, self.number))
         count = int(generator.integers(self.rules.decorrelation + 1))
@@ -137,7 +137,7 @@ class Slot:
                 outcome = self.env.step(action, self.frame)
             if outcome.terminated or outcome.truncated:
                 self.reset()
-            self.beat()
+            self.heartbeat()
 
     def write_row(self, reward: float, score: float, terminated: bool, truncated: bool, first: bool, cut: bool) -> None:
         step, row = self.step, self.index
@@ -158,19 +158,19 @@ class Slot:
             "requests": self.requests,
             "fresh": self.fresh,
             "incarnation": self.incarnation,  # a fresh successor that moves on must still cut what it follows,
-            "severed": self.severed,  # and so must one that has not gone on since it was restored
+            "gap_before": self.gap_before,  # and so must one that has not gone on since it was restored
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         if isinstance(self.env, ReplayingEnv):
-            self.env.heartbeat = self.beat
+            self.env.heartbeat = self.heartbeat
         with blamed(self.number):
             self.env.restore(state["env"])
         self.idle, self.requests, self.fresh = state["idle"], state["requests"], state["fresh"]
-        self.incarnation, self.severed = state.get("incarnation", 0), state.get("severed", False)
+        self.incarnation, self.gap_before = state.get("incarnation", 0), state.get("gap_before", False)
         self.prepared = False
         if unsaved_steps(state):
-            self.fresh = self.severed = True
+            self.fresh = self.gap_before = True
             self.requests += 1  # a step is what the next request would have been, and `begin` does not count
 
 

@@ -56,7 +56,7 @@ class Worker:
         self.number = orders.worker
         self.actions = self.exchange.action.data  # memoryviews: they give single numbers faster than numpy
         self.busy: Any = self.exchange.busy.data
-        self.beat = counter(self.exchange.beat, self.number)
+        self.heartbeat = counter(self.exchange.heartbeat, self.number)
         self.serving: Slot | None = None  # whose environment is at work, or was the last to be
         self.groups = [
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
@@ -73,9 +73,9 @@ class Worker:
         orders = self.orders
         env = orders.factory(orders.rules.first + index, incarnation)
         slot = Slot(index, env, self.exchange.step, orders.rules)
-        slot.incarnation, slot.beat = incarnation, self.beat
+        slot.incarnation, slot.heartbeat = incarnation, self.heartbeat
         slot.requests = self.exchange.done[group, self.number]  # a successor counts on
-        self.beat()
+        self.heartbeat()
         return slot
 
     def serve(self) -> None:
@@ -110,7 +110,7 @@ class Worker:
         for slot in self.groups[group]:
             self.serving = slot
             slot.advance(actions[slot.index])
-            self.beat()
+            self.heartbeat()
             if self.guest and group not in self.guest:
                 self.serve_guests()
         exchange.done[group, self.number] += 1
@@ -162,7 +162,7 @@ class Worker:
     def restore(self, states: dict[int, Any]) -> bool:
         for slot in self.slots():
             slot.restore(states[slot.index])
-            self.beat()
+            self.heartbeat()
         return True
 
     def give(self, indices: list[int]) -> dict[int, Any]:
@@ -185,7 +185,7 @@ class Worker:
             else:
                 env = self.spares.pop() if self.spares else self.orders.factory(self.orders.rules.first + index, 0)
                 slot = Slot(index, env, self.exchange.step, self.orders.rules)
-                slot.beat = self.beat
+                slot.heartbeat = self.heartbeat
                 slot.restore(state)
             self.groups[group].append(slot)
         self._find_guests()

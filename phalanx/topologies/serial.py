@@ -1,7 +1,13 @@
-"""serial: everything in one process, nobody waits. The oracle every other topology is tested against.
+"""serial: everything in one process, without concurrency. Every other topology is tested against its results.
 
-SerialEnvs -> Collector -> Experience -> Learner -> LocalStore
-     ^________________________________________________|  the next act uses the new parameters
+    SerialEnvs -> Collector -> Experience -> Learner -> LocalStore
+         ^________________________________________________|  the next act uses the new parameters
+
+A topology is a function `run(experiment, session)` with a row in `registry.TOPOLOGIES`, and a configuration in
+`config/experiment.py`. It makes environments and replicas (`replica/build.py` puts one together: experiment,
+environments, the device it computes on, and, where there are several, a store, clocks and a `Share` of the run) and has
+the loop: a replica iterates and reports, the session notes. The session owns the run directory: records, checkpoints,
+signals, and when to stop. What it records is any `Source` (`replica/report.py`), a replica or a team of them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
 from phalanx.parameters.flat import FlatParameters
-from phalanx.replay.experience import LatestRollout
+from phalanx.replay.latest import LatestRollout
 from phalanx.runtime.clocks import Clocks
 from phalanx.sampling.answers import allocate_rollout
 from phalanx.types import EnvSpec, PolicyBatch, Progress

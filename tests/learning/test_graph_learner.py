@@ -18,7 +18,7 @@ from phalanx.learning import graph_learner
 from phalanx.learning.graph_learner import GraphLearner
 from phalanx.parameters import rules
 from phalanx.replay import storage
-from phalanx.replay.experience import Replay
+from phalanx.replay.memory import Replay
 from phalanx.replica.build import make_replica
 from phalanx.replica.replica import Replica
 from phalanx.runtime.device import Compute

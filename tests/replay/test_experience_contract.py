@@ -19,7 +19,8 @@ from test_storage import DISCOUNT, SPEC, Streams, seen
 from torch import Tensor
 
 from phalanx.config import DQNConfig
-from phalanx.replay.experience import LatestRollout, make_replay
+from phalanx.replay.latest import LatestRollout
+from phalanx.replay.memory import make_replay
 from phalanx.seams import Experience, Latest, Memory
 from phalanx.types import ReplayBatch, Rollout
 

@@ -10,8 +10,8 @@ import torch
 
 from phalanx.config import DQNConfig
 from phalanx.learning.learner import materialise
-from phalanx.replay import experience
-from phalanx.replay.experience import RESERVE, Replay, make_replay
+from phalanx.replay import memory
+from phalanx.replay.memory import RESERVE, Replay, make_replay
 from phalanx.runtime import pages
 from phalanx.runtime.pages import unlock_pages
 from phalanx.types import EnvSpec, Rollout
@@ -99,7 +99,7 @@ def test_frames_on_the_host_are_read_as_those_on_the_card(
     cuda = torch.device("cuda")
     on_card = fill(cuda, prioritized)
     free = {"cuda": 400 * 64 - 1 + RESERVE, "cpu": 2 * RESERVE}  # nearly enough
-    monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free[device.type])
     on_host = fill(cuda, prioritized)
     restored = empty(cuda, prioritized)
     assert [replay.storage.frames_on_host for replay in (on_card, on_host, restored)] == [False, True, True]

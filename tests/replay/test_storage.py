@@ -15,11 +15,11 @@ from torch import Tensor
 
 from phalanx.config import DQNConfig
 from phalanx.errors import UserError
-from phalanx.replay import experience
+from phalanx.replay import memory
 from phalanx.replay import storage as storage_module
-from phalanx.replay.experience import Replay, frames_on_host, make_replay, replay_bytes
 from phalanx.replay.indexing import PrioritizedIndex, UniformIndex, index_bytes
-from phalanx.replay.storage import TABLES, FrameStorage, Snapshot, ring_slices, storage_bytes
+from phalanx.replay.memory import Replay, frames_on_host, make_replay, replay_bytes
+from phalanx.replay.storage import TABLES, FrameStorage, RowsBeingSaved, ring_slices, storage_bytes
 from phalanx.types import EnvSpec, ReplayBatch, Rollout
 
 
@@ -227,10 +227,10 @@ def test_a_restored_memory_goes_on_as_the_old_one(prioritized: bool, tmp_path: P
         for _ in range(8):
             rollout = streams.rollout(4)
             both = []
-            for memory in (replay, copy):
-                memory.put(rollout)
-                batch = memory.draw(16, 0.5, torch.Generator().manual_seed(2))
-                memory.feedback(batch.ids, batch.returns.abs() + 0.2)
+            for one in (replay, copy):
+                one.put(rollout)
+                batch = one.draw(16, 0.5, torch.Generator().manual_seed(2))
+                one.feedback(batch.ids, batch.returns.abs() + 0.2)
                 both.append(batch)
             for name, values in vars(both[0]).items():
                 assert torch.equal(values, getattr(both[1], name)), name
@@ -254,13 +254,13 @@ def test_a_memory_is_saved_as_it_was_while_it_goes_on(tmp_path: Path, monkeypatc
     before = {name: getattr(replay.storage, name).clone() for name in TABLES}
     state, saver = replay.state(), replay.saver()
     assert saver is not None
-    advance = Snapshot.advance
+    advance = RowsBeingSaved.advance
 
-    def slow_advance(snapshot: Snapshot, row: int) -> None:
+    def slow_advance(being_saved: RowsBeingSaved, row: int) -> None:
         time.sleep(0.005)
-        advance(snapshot, row)
+        advance(being_saved, row)
 
-    monkeypatch.setattr(Snapshot, "advance", slow_advance)
+    monkeypatch.setattr(RowsBeingSaved, "advance", slow_advance)
     thread = threading.Thread(target=saver, args=(tmp_path,))
     thread.start()
     for _ in range(9):
@@ -332,7 +332,7 @@ ATARI = EnvSpec((1, 84, 84), np.uint8, 4)
 
 
 def test_a_memory_that_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experience, "free_bytes", lambda device: 2 * 10**9)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * 10**9)
     with pytest.raises(UserError, match=r"7\.08 GB.*2\.00 GB.*algorithm\.replay_size"):
         make_replay(DQNConfig(), ATARI, 4, 16, CPU)
 
@@ -346,7 +346,7 @@ def test_frames_lie_on_the_host_where_a_card_is_too_small(
     card: float, host: float, expected: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"cuda": int(card * 10**9), "cpu": int(host * 10**9)}
-    monkeypatch.setattr(experience, "free_bytes", lambda device: free[device.type])
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free[device.type])
     if expected is None:
         sentence = (
             r"needs 7\.08 GB of the GPU, or 7\.06 GB of the host and 0\.02 GB of the GPU, but .*; lower algorithm"

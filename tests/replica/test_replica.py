@@ -13,7 +13,7 @@ from phalanx.bench.machine import running_replica
 from phalanx.config import AtariConfig, ModelConfig, SynchronousConfig
 from phalanx.config.presets import preset
 from phalanx.errors import UserError
-from phalanx.replay import experience
+from phalanx.replay import memory
 from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
 from phalanx.sampling import placement
@@ -121,17 +121,17 @@ def test_who_is_early_changes_nothing(name, algorithm, resets, seed):
             assert torch.equal(values, ordinary.cycle.pending.tensors()[name]), name
     assert torch.equal(early.parameters.flat, ordinary.parameters.flat)
     assert early.progress.updates > 10
-    assert max(ahead) == 1 and not ordinary.collector.course.ahead
+    assert max(ahead) == 1 and not ordinary.collector.course.in_progress
 
 
 def test_a_state_is_taken_when_nobody_is_ahead():
     experiment = overlapping("ppo-catch")
     replica = early_replica(experiment, 1)
-    while not replica.collector.course.ahead:
+    while not replica.collector.course.in_progress:
         replica.iterate()
     assert not replica.quiescent
     replica.iterate(run_ahead=False)
-    assert replica.quiescent and not replica.collector.course.ahead
+    assert replica.quiescent and not replica.collector.course.in_progress
     again = early_replica(experiment, 2)
     again.restore(replica.snapshot(), Path())
     for _ in range(5):
@@ -146,7 +146,7 @@ def test_nobody_is_early_before_the_environments_are_balanced():
     ahead = watched(replica)
     for _ in range(6):
         replica.iterate()
-    assert set(ahead) == {0} and not replica.collector.course.ahead
+    assert set(ahead) == {0} and not replica.collector.course.in_progress
 
 
 def test_who_is_to_leave_begins_no_more():
@@ -162,7 +162,7 @@ def test_who_is_to_leave_begins_no_more():
     course.receive = leaving
     for _ in range(5):
         replica.iterate()
-        ahead.append((course.ahead, replica.quiescent))
+        ahead.append((course.in_progress, replica.quiescent))
     assert ahead == [(True, False)] * 3 + [(False, True)] * 2
 
 
@@ -173,7 +173,7 @@ def test_nobody_begins_a_rollout_after_the_end_of_the_run():
     while replica.progress.steps < experiment.run.steps:
         replica.iterate()
     assert replica.progress.steps == experiment.run.steps
-    assert replica.quiescent and not replica.collector.course.ahead
+    assert replica.quiescent and not replica.collector.course.in_progress
 
 
 @pytest.mark.parametrize("seed", [3, 7], ids=["nobody has finished it", "a group has finished it"])
@@ -219,7 +219,7 @@ def test_a_bench_that_cannot_begin_leaves_no_worker_behind(monkeypatch):
             super().close()
 
     monkeypatch.setattr(placement, "ProcessEnvs", Envs)
-    monkeypatch.setattr(experience, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
     base = preset("dqn-catch")
     topology, run = SynchronousConfig(), dataclasses.replace(base.run, device="cpu")
     with (

@@ -14,8 +14,8 @@ import pytest
 
 from faulty import FaultyFactory, Ledger, LedgerFactory, play
 from phalanx.errors import RunError
+from phalanx.runtime import deaths as deaths_of_children
 from phalanx.runtime.child import shortened
-from phalanx.sampling import processes
 from phalanx.sampling.processes import ProcessEnvs
 
 TREE = Path(__file__).parent.parent.parent
@@ -62,7 +62,7 @@ def outcome_of(factory, steps=12, **options):
         play(envs, steps)
     finally:
         envs.close()
-    return reports, envs.deaths
+    return reports, envs.budget.deaths
 
 
 def test_a_death_at_the_first_start_is_an_event():
@@ -80,7 +80,7 @@ def test_a_successor_that_dies_while_it_starts_has_a_successor():
         rows, _ = play(envs, 5)
     finally:
         envs.close()
-    assert envs.deaths == len(reports) == 3
+    assert envs.budget.deaths == len(reports) == 3
     assert rows[1][-1][0][0][1] == 3  # the incarnation that lives
 
 
@@ -121,7 +121,7 @@ def test_more_deaths_within_an_hour_than_allowed_end_the_run():
 
 
 def test_deaths_that_are_rare_never_end_a_run(monkeypatch):
-    monkeypatch.setattr(processes, "HOUR", 0.0)
+    monkeypatch.setattr(deaths_of_children, "HOUR", 0.0)
     reports, deaths = outcome_of(
         FaultyFactory("kill", at=3, always=True), steps=12, max_deaths=1, max_deaths_in_a_row=1
     )
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_while_it_restores_is_replaced():
         os.kill(other.workers[1].process.pid, signal.SIGKILL)
         other.restore(state)
         assert other.state()["slots"] == state["slots"]
-        assert other.deaths == 1
+        assert other.budget.deaths == 1
     finally:
         envs.close()
         other.close()
@@ -169,7 +169,7 @@ OWNER = """
     envs = ProcessEnvs(Fragile(word="print"), 2, 1)
     play(envs, 5)
     envs.close()
-    open(sys.argv[1], "w").write(str(envs.deaths))
+    open(sys.argv[1], "w").write(str(envs.budget.deaths))
 """
 
 

@@ -50,7 +50,7 @@ class Driver(RuleBasedStateMachine):
 
     @rule()
     def start(self) -> None:
-        group = self.course.start()
+        group = self.course.next_to_ask()
         assert group == (self.entered.pop(0) if self.entered else None)
         if group is not None:
             assert self.course.rollout_of(group) == self.done(group)
@@ -104,9 +104,9 @@ class Driver(RuleBasedStateMachine):
     @invariant()
     def every_group_is_in_exactly_one_place(self) -> None:
         course = self.course
-        places = [*course.idle, *course.starting, *course.asked, *course.stepping]
+        places = [*course.between, *course.starting, *course.asked, *course.stepping]
         assert sorted(places) == list(self.groups)
-        assert sorted(course.idle) == self.resting()
+        assert sorted(course.between) == self.resting()
         assert course.starting == self.entered
         assert sorted(course.asked) == sorted(self.started)
         assert course.stepping == self.sent
@@ -121,7 +121,7 @@ class Driver(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_more_than_one_rollout_ahead(self) -> None:
-        at = [self.course.rollout_of(group) for group in self.groups if group not in self.course.idle]
+        at = [self.course.rollout_of(group) for group in self.groups if group not in self.course.between]
         assert all(self.collected <= number <= self.collected + self.run_ahead for number in at)
         assert self.course.collected == self.collected <= self.course.begun <= self.collected + 1 + self.run_ahead
 
@@ -132,9 +132,9 @@ class Driver(RuleBasedStateMachine):
             size for size, rollouts in zip(self.sizes, self.taken, strict=True) for n in rollouts if n >= self.collected
         ]
         assert course.steps_under_way == sum(of_open)
-        assert course.whole == all(rollouts.count(self.collected) == self.horizon for rollouts in self.taken)
-        assert course.ahead == (self.begun > self.collected)
-        assert not course.whole or course.ahead
+        assert course.oldest_is_whole == all(rollouts.count(self.collected) == self.horizon for rollouts in self.taken)
+        assert course.in_progress == (self.begun > self.collected)
+        assert not course.oldest_is_whole or course.in_progress
 
     def teardown(self) -> None:
         """From wherever it is, all comes to rest: no group is forgotten."""
@@ -149,10 +149,10 @@ class Driver(RuleBasedStateMachine):
                 self.sent.append(group)
             if self.sent:
                 self.take(self.sent[0])
-            if course.whole:
+            if course.oldest_is_whole:
                 self.end()
-        assert not course.ahead and course.steps_under_way == 0
-        assert sorted(course.idle) == list(self.groups)
+        assert not course.in_progress and course.steps_under_way == 0
+        assert sorted(course.between) == list(self.groups)
         assert all(len(rollouts) == self.begun * self.horizon for rollouts in self.taken)
 
 
@@ -166,26 +166,28 @@ def moved(course: Course, *moves: tuple[str, Any]) -> list[Any]:
 
 def test_one_group_takes_one_rollout() -> None:
     course = Course([3], horizon=2)
-    assert course.idle == [0] and not course.ahead and not course.whole
-    assert moved(course, ("begin",), ("start",), ("start",)) == [None, 0, None]
+    assert course.between == [0] and not course.in_progress and not course.oldest_is_whole
+    assert moved(course, ("begin",), ("next_to_ask",), ("next_to_ask",)) == [None, 0, None]
     assert moved(course, ("send", 0), ("receive", 0)) == [None, 1]
     assert course.asked == [0] and course.steps_under_way == 3
     assert moved(course, ("send", 0), ("receive", 0), ("finish", 0)) == [None, 2, None]
-    assert course.whole and course.steps_under_way == 6 and course.idle == [0]
+    assert course.oldest_is_whole and course.steps_under_way == 6 and course.between == [0]
     assert course.end() == 0
-    assert not course.ahead and not course.whole and course.steps_under_way == 0
+    assert not course.in_progress and not course.oldest_is_whole and course.steps_under_way == 0
 
 
 def test_a_group_that_is_early_goes_on_while_another_is_late() -> None:
     course = Course([1, 1], horizon=1)
-    moved(course, ("begin",), ("start",), ("start",), ("send", 1), ("send", 0))
+    moved(course, ("begin",), ("next_to_ask",), ("next_to_ask",), ("send", 1), ("send", 0))
     assert course.stepping == [1, 0]
     moved(course, ("receive", 1), ("finish", 1))
-    assert course.idle == [1] and not course.whole
-    moved(course, ("begin",), ("start",), ("send", 1), ("receive", 1))
+    assert course.between == [1] and not course.oldest_is_whole
+    moved(course, ("begin",), ("next_to_ask",), ("send", 1), ("receive", 1))
     assert (course.rollout_of(0), course.rollout_of(1)) == (0, 1)
     moved(course, ("finish", 1), ("receive", 0))
     course.finish(0)
-    assert course.whole and course.starting == [0] and course.idle == [1]  # the late one begins without a pause
-    assert course.end() == 0 and course.ahead and not course.whole
+    assert (
+        course.oldest_is_whole and course.starting == [0] and course.between == [1]
+    )  # the late one begins without a pause
+    assert course.end() == 0 and course.in_progress and not course.oldest_is_whole
     assert course.steps_under_way == 1

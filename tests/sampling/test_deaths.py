@@ -128,7 +128,7 @@ def test_a_fork_of_the_owner_does_not_keep_a_dead_worker_alive():
         os.close(kept_open)
         os.close(end)
         os.waitpid(child, 0)
-    assert envs.deaths == len(reports) == 1
+    assert envs.budget.deaths == len(reports) == 1
 
 
 def test_environments_that_begin_anew_elsewhere_count_on():
@@ -176,7 +176,7 @@ def test_a_death_at_a_save_is_an_event(fault):
     finally:
         envs.close()
     assert ("SIGKILL" if fault == "none" else "the simulator has no state") in reports[0]
-    assert envs.deaths == len(reports) == 1
+    assert envs.budget.deaths == len(reports) == 1
     cut = [any(flags[-1] for _, flags in deliveries) for deliveries in rows]
     assert cut == [True, False, True, False] if fault == "none" else cut.count(True) == 2
 
@@ -202,9 +202,9 @@ def test_a_restore_shows_signs_of_life():
     try:
         state = envs.state()
         envs.recv(0)
-        before = envs.exchange.beat.copy()
+        before = envs.exchange.heartbeat.copy()
         envs.restore(state)
-        assert (envs.exchange.beat - before).tolist() == [4, 4]
+        assert (envs.exchange.heartbeat - before).tolist() == [4, 4]
     finally:
         envs.close()
 
@@ -257,7 +257,7 @@ def test_a_worker_that_is_slow_does_not_hang(decorrelation):
         rows, _ = play(envs, 2)
     finally:
         envs.close()
-    assert envs.deaths == 0
+    assert envs.budget.deaths == 0
     assert not any(flags[-1] for row in rows for _, flags in row)
     assert any(row[0][0][0][3] > 0 for row in rows) == bool(decorrelation)
 
@@ -274,7 +274,7 @@ def test_a_job_that_is_stopped_and_goes_on_loses_nobody():
         for _ in range(20):
             envs.send(0, np.zeros(3, np.int64))
             envs.recv(0)
-        print(envs.deaths, flush=True)
+        print(envs.budget.deaths, flush=True)
         envs.close()
     """
     here = Path(__file__).parent

@@ -244,7 +244,8 @@ def collected(kind: Any, case: Any, chance: random.Random, resume: int | None) -
             for _ in range(case.buffers)
         ]
         parts = {"envs": envs, "buffers": buffers, "stack": case.stack, "decode": as_it_is, "timing": timing}
-        return envs, Collector(**parts, answers=kind(**parts), clocks=clocks, seed=3)
+        numbers = {"generator": torch.Generator().manual_seed(3), "run_environments": rows, "columns": slice(0, rows)}
+        return envs, Collector(**parts, **numbers, answers=kind(**parts), clocks=clocks)
 
     def hand_over() -> HandOver:
         """The parameters of the next rollout are there, or a part of them, or nothing yet."""

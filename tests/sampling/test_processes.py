@@ -105,7 +105,7 @@ def test_the_owner_keeps_to_its_core_until_the_environments_are_closed():
         assert os.sched_getaffinity(0) == {own}
         envs.workers[0].process.kill()
         play(envs, 3)
-        assert envs.deaths == 1 and os.sched_getaffinity(envs.workers[0].process.pid) == {others[0]}
+        assert envs.budget.deaths == 1 and os.sched_getaffinity(envs.workers[0].process.pid) == {others[0]}
     finally:
         envs.close()
         asked.set()

@@ -1,4 +1,4 @@
-"""Experience: what a rollout becomes. On-policy algorithms take the newest, value-based ones draw from memory."""
+"""The replay memory: the experience that value-based algorithms draw from, and how far it is from being full enough."""
 
 from __future__ import annotations
 
@@ -20,32 +20,6 @@ from phalanx.types import EnvSpec, ReplayBatch, Rollout
 RESERVE = 2 << 30  # bytes of a GPU left to networks, rollouts and graphs; of page-locked host memory to all others
 FRAMES_ON_HOST = "frames lie in page-locked memory of the host, as the GPU has no room for them"
 ADVICE = "lower algorithm.replay_size"
-
-
-class LatestRollout:
-    """Holds the newest rollout until the next one comes."""
-
-    def __init__(self) -> None:
-        self.rollout: Rollout | None = None
-
-    def put(self, rollout: Rollout) -> None:
-        self.rollout = rollout
-
-    def take(self) -> Rollout:
-        if self.rollout is None:
-            raise RuntimeError("nothing was collected yet")
-        return self.rollout
-
-    def mark_gap(self) -> None:
-        """Nothing outlives a rollout."""
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def saver(self) -> Saver | None:
-        """Nothing is large."""
-
-    def restore(self, state: dict[str, Any], directory: Path) -> None: ...
 
 
 @dataclass
@@ -182,10 +156,6 @@ def make_replay(config: DQNConfig, spec: EnvSpec, stack: int, environments: int,
     if config.prioritized:
         index = PrioritizedIndex(rows, config.priority_exponent, config.new_priority, device)
     return Replay(storage, index, config.checkpoint_replay)
-
-
-def make_latest(experiment: Experiment, spec: EnvSpec, environments: int, device: torch.device) -> LatestRollout:
-    return LatestRollout()
 
 
 def make_memory(experiment: Experiment, spec: EnvSpec, environments: int, device: torch.device) -> Replay:

@@ -1,0 +1,36 @@
+"""The budget of deaths: a rate, and a number in a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.errors import RunError
+from phalanx.runtime.deaths import HOUR, DeathBudget
+
+
+def test_a_death_now_and_then_never_ends_a_run():
+    now = [0.0]
+    budget = DeathBudget("env worker", children=2, most=10, most_in_a_row=1, clock=lambda: now[0])
+    for number in range(1000):
+        now[0] += HOUR / 9
+        budget.count(number % 2, did_something=True)
+    assert budget.deaths == 1000
+
+
+def test_too_many_within_an_hour_do():
+    budget = DeathBudget("env worker", children=2, most=3, most_in_a_row=9, clock=lambda: 0.0)
+    for _ in range(3):
+        budget.count(0, did_something=True)
+    with pytest.raises(RunError, match="more than 3 env workers died within an hour"):
+        budget.count(1, did_something=True)
+
+
+def test_deaths_in_a_row_are_those_of_one_child_that_did_nothing():
+    budget = DeathBudget("env worker", children=2, most=100, most_in_a_row=2)
+    for _ in range(2):
+        budget.count(0, did_something=False)
+        budget.count(1, did_something=False)
+    budget.count(1, did_something=True)
+    budget.count(1, did_something=False)
+    with pytest.raises(RunError, match="env worker 0 died 3 times in a row without a step"):
+        budget.count(0, did_something=False)
