@@ -55,14 +55,14 @@ ACTOR_CRITIC = Family(
     network="phalanx.models.heads:make_network",
     policy="phalanx.models.policies:make_policy",
     evaluation_policy="phalanx.models.policies:make_evaluation_policy",
-    experience="phalanx.replay.experience:make_latest",
+    experience="phalanx.replay.latest:make_latest",
     remembers=False,
 )
 VALUE_BASED = Family(
     network="phalanx.models.q_heads:make_network",
     policy="phalanx.models.q_policies:make_policy",
     evaluation_policy="phalanx.models.q_policies:make_evaluation_policy",
-    experience="phalanx.replay.experience:make_memory",
+    experience="phalanx.replay.memory:make_memory",
     remembers=True,
 )
 
@@ -80,12 +80,14 @@ class Topology:
 
     run: str  # (experiment, session) -> None, as `module:function`
     worker_processes: bool  # do environments run in processes of their own, which may keep to cores?
+    prestarts: bool = False  # may those be started before torch is loaded?
     reference: bool = False  # float32 unless told otherwise: what others are compared with
 
 
 TOPOLOGIES: dict[str, Topology] = {
     "serial": Topology("phalanx.topologies.serial:run", worker_processes=False, reference=True),
-    "synchronous": Topology("phalanx.topologies.synchronous:run", worker_processes=True),
+    "synchronous": Topology("phalanx.topologies.synchronous:run", worker_processes=True, prestarts=True),
+    "asynchronous": Topology("phalanx.topologies.asynchronous:run", worker_processes=True),
 }
 
 
@@ -140,6 +142,11 @@ def make_algorithm(experiment: Experiment, model: nn.Module) -> Algorithm:
 
 def topology(experiment: Experiment) -> Topology:
     return TOPOLOGIES[experiment.topology.name]
+
+
+def replicas(experiment: Experiment) -> int:
+    """How many learners a run has."""
+    return getattr(experiment.topology, "replicas", 1)
 
 
 def memory_of(experiment: Experiment) -> DQNConfig | None:

@@ -9,10 +9,11 @@ from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
 from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, rollouts_bytes
-from phalanx.registry import MakeEnv, memory_of, topology
-from phalanx.replay.experience import replay_bytes
+from phalanx.registry import MakeEnv, memory_of, replicas, topology
+from phalanx.replay.memory import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import choose_compute
+from phalanx.runtime.share import Share, divide_cores
 from phalanx.sampling.graph_answers import rows_of_a_launch
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.types import EnvSpec
@@ -30,30 +31,40 @@ def describe(experiment: Experiment) -> str:
     """Every line of the plan."""
     asked, experiment = experiment, resolve_precision(experiment)
     spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
+    cores = divide_cores(core_list(), replicas(experiment))
+    part = Share(0, len(cores)).part(experiment)  # what one replica has
     lines = [
         (
             "preset",
             f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
             f"{experiment.topology.name}, {experiment.env.name}",
         ),
-        *_machine(experiment),
-        *_batches(experiment),
-        *_memory(experiment, spec),
+        *_machine(part, cores),
+        *_batches(part),
+        *_memory(part, spec),
         *_changes(asked),
     ]
     return "\n".join(f"{name:<14} {text}" for name, text in lines)
 
 
-def _machine(experiment: Experiment) -> list[tuple[str, str]]:
+def _machine(experiment: Experiment, cores: list[tuple[int, ...]]) -> list[tuple[str, str]]:
     compute, quota = choose_compute(experiment.run), cgroup_quota()
-    placement = place(experiment, compute.device.type)
+    single = len(cores) == 1
+    placement = place(experiment, compute.device.type, None if single else cores[0])
     free = f"{free_memory() / 2**30:.1f} GiB memory free"
     return [
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
+        *([] if single else [("replicas", _replicas(cores))]),
         ("processes", placement.describe()),
         *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
+
+
+def _replicas(cores: list[tuple[int, ...]]) -> str:
+    """Who runs where; the other lines are of one of them."""
+    places = ", ".join(f"{rank} on {list(part)}" for rank, part in enumerate(cores))
+    return f"{len(cores)}, by cores: {places}; the lines below are of one"
 
 
 def _frames(experiment: Experiment, device: str) -> str:

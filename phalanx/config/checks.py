@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from phalanx.config.bounds import bounds_of
 from phalanx.config.experiment import (
     A2CConfig,
+    AsynchronousConfig,
     AtariConfig,
     C51Config,
     DQNConfig,
@@ -25,7 +26,7 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_atari, _sampler, _algorithm, _overlap, _optimizer, _model):
+    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _optimizer, _model):
         one(experiment)
 
 
@@ -70,7 +71,8 @@ def _sampler(experiment: Experiment) -> None:
 
 
 def _algorithm(experiment: Experiment) -> None:
-    algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps
+    replicas = getattr(experiment.topology, "replicas", 1)  # each collects rollouts, and has a memory, of its own
+    algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps // replicas
     if isinstance(algorithm, PPOConfig):
         require(
             rows % algorithm.minibatches == 0,
@@ -124,6 +126,27 @@ def _overlap(experiment: Experiment) -> None:
             experiment.algorithm.importance,
             "sampler.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
         )
+
+
+def _asynchronous(experiment: Experiment) -> None:
+    topology, sampler = experiment.topology, experiment.sampler
+    if not isinstance(topology, AsynchronousConfig):
+        return
+    require(not sampler.overlap, "sampler.overlap is for one replica; asynchronous ones overlap each other")
+    require(
+        topology.local_steps == 1 or experiment.optimizer.rule in ("adam", "adam-tf"),
+        f"topology.local_steps {topology.local_steps} needs optimizer.rule adam, not {experiment.optimizer.rule}",
+    )
+    require(
+        not getattr(experiment.algorithm, "checkpoint_replay", False),
+        "algorithm.checkpoint_replay is for one replica; asynchronous ones fill their memories again when resumed",
+    )
+    count = topology.replicas
+    require(
+        sampler.environments % (count * sampler.groups) == 0,
+        f"{sampler.environments} environments do not divide among {count} replicas with {sampler.groups} groups each; "
+        f"use sampler.environments {_round_up(sampler.environments, count * sampler.groups)}",
+    )
 
 
 def _optimizer(experiment: Experiment) -> None:

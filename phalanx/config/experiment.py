@@ -341,6 +341,23 @@ class SynchronousConfig:
 
 
 @dataclass(frozen=True)
+class AsynchronousConfig:
+    """Replicas in processes of their own, each with its part of the environments, around central parameters: nobody
+    waits for anybody (A3C, APPO)."""
+
+    name: Literal["asynchronous"] = "asynchronous"
+    """The topology."""
+    replicas: int = number(2, least=1, most=1_000)
+    """Learners. `sampler.environments` and `algorithm.replay_size` are divided among them."""
+    chunks: int = number(3, least=1, most=1_000)
+    """Parts of the central parameters, with a lock each."""
+    poll_every: int = number(0, least=0, most=1_000_000)
+    """Steps of a rollout after which newer central parameters are taken within it; 0: only between rollouts."""
+    local_steps: int = number(1, least=1, most=1_000)
+    """Updates a learner makes by itself before it brings their sum to the central parameters; more than 1 need Adam."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run: its budget, place, seed and record keeping."""
 
@@ -383,8 +400,8 @@ class RunConfig:
 
 EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
 AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
-TopologyConfig = SerialConfig | SynchronousConfig
-TOPOLOGIES = {"serial": SerialConfig, "synchronous": SynchronousConfig}
+TopologyConfig = SerialConfig | SynchronousConfig | AsynchronousConfig
+TOPOLOGIES = {"serial": SerialConfig, "synchronous": SynchronousConfig, "asynchronous": AsynchronousConfig}
 
 
 @dataclass(frozen=True)
@@ -422,7 +439,7 @@ class Experiment:
         return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
 
     def validate(self) -> Experiment:
-        """Itself, settled, or a UserError that says which values do not fit together."""
+        """The experiment with its derived values, or a UserError that says which values do not fit together."""
         from phalanx.config.checks import check, check_bounds
 
         check_bounds(self)  # first, as numbers without bounds can take hours to divide

@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.config.experiment import (
     A2CConfig,
+    AsynchronousConfig,
     AtariConfig,
     C51Config,
     DQNConfig,
@@ -59,6 +60,20 @@ PPO_ATARI = Experiment(
     optimizer=OptimizerConfig(rule="adam-tf", learning_rate=1e-3, epsilon=1e-5, clip="none"),
     sampler=SamplerConfig(environments=8, horizon=0, batch=2048, decorrelation=1000),
     topology=SynchronousConfig(),
+)
+
+
+A3C = dataclasses.replace(
+    A2C_ATARI,
+    sampler=dataclasses.replace(A2C_ATARI.sampler, environments=64),
+    topology=AsynchronousConfig(replicas=4),
+)
+
+APPO = dataclasses.replace(
+    PPO_ATARI,
+    optimizer=dataclasses.replace(PPO_ATARI.optimizer, learning_rate=2.5e-4, clip="global", clip_norm=0.5),
+    sampler=dataclasses.replace(PPO_ATARI.sampler, environments=32, batch=8192),
+    topology=AsynchronousConfig(replicas=4, poll_every=64, local_steps=2),
 )
 
 
@@ -298,9 +313,15 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
     "paac-nature": ("PAAC with the large network", _paac("nature")),
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
+    "a3c": ("A3C on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 16 environments x 5 steps", A3C),
+    "appo": ("APPO on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 8 environments x 256 steps", APPO),
     "a2c-pong": ("A2C with the small network in one process, for Pong on two cores", A2C_PONG),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
     "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
+    "async-dqn": (
+        "DQN in 4 asynchronous replicas of 16 environments, batches of 32",
+        dataclasses.replace(_dqn(32, 2.5e-4, 64), topology=AsynchronousConfig(replicas=4)),
+    ),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
     "double-dqn": ("Double DQN, otherwise as dqn", _dqn(32, 2.5e-4, 16, double=True)),
     "dqn-fast": ("Double 3-step DQN with a small network and memory, for Pong on two cores", DQN_FAST),

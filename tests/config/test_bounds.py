@@ -24,7 +24,7 @@ NUMBERS = [
     for field in dataclasses.fields(kind)
     if {int, float} & set(get_args(get_type_hints(kind)[field.name]) or (get_type_hints(kind)[field.name],))
 ]
-OTHERS = [preset(name) for name in ("a2c", "ppo", "dqn", "c51", "a2c-gym", "a2c-catch")]
+OTHERS = [preset(name) for name in ("a2c", "ppo", "dqn", "c51", "a2c-gym", "a2c-catch", "a3c")]
 
 
 def bounds(kind: Any, name: str) -> Bounds | None:
@@ -34,7 +34,7 @@ def bounds(kind: Any, name: str) -> Bounds | None:
 def with_value(kind: Any, name: str, value: Any) -> tuple[Experiment, str]:
     """A valid experiment but for one value, and the dotted name of that."""
     for experiment in OTHERS:
-        for section in ("env", "model", "algorithm", "optimizer", "sampler", "run"):
+        for section in ("env", "model", "algorithm", "optimizer", "sampler", "topology", "run"):
             part = getattr(experiment, section)
             if type(part) is kind:
                 changed = dataclasses.replace(part, **{name: value})

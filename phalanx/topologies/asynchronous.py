@@ -1,0 +1,128 @@
+"""asynchronous: replicas in processes of their own around central parameters; nobody waits for anybody.
+
+    parent                    shared memory                      replica, one of many, with its own environments
+    records, evaluates,       [chunk 0 | chunk 1 | chunk 2] <--> push: for each chunk lock, pull, rule, write back
+    writes checkpoints,       [clocks, a row each]          <--  counts its steps, updates and games
+    replaces the dead  <---------- reports, by socket ---------  iterate: collect, put, learn
+
+A3C is A2C on it, APPO is PPO on it (Stooke & Abbeel, sections 4.3, 5.5). A replica pulls before it collects, and with
+`topology.poll_every` within a rollout. Others may push between its pull and its push; how often is measured for every
+chunk (`staleness_mean`). A replica that dies takes at most its own gradient with it: a successor plays other games.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import AsynchronousConfig, Experiment
+from phalanx.errors import RunError, UserError
+from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.rules import make_clip, make_rule
+from phalanx.registry import MakeEnv
+from phalanx.replica.build import make_model, make_replica
+from phalanx.replica.replica import Replica
+from phalanx.replica.team import Mailbox, ReplicaOrder, Team
+from phalanx.runs.session import Session
+from phalanx.runtime.affinity import core_list
+from phalanx.runtime.child import Parent
+from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import Share, divide_cores
+from phalanx.sampling.placement import place, sends_raw_screens
+from phalanx.seams import VectorEnvs
+from phalanx.topologies import serial, synchronous
+
+
+def run(experiment: Experiment, session: Session) -> None:
+    """The parent learns nothing: it looks after the replicas, and after the run."""
+    topology = settings(experiment)
+    compute = choose_compute(experiment.run).install()
+    spec = MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type))(0).spec
+    model = FlatParameters(make_model(experiment, spec.seen))
+    rule = make_rule(experiment.optimizer)
+    central = CentralParameters.create(model.flat, rule.init(model.flat.numel()), topology.chunks)
+    cores = divide_cores(core_list(), topology.replicas)
+    shares = [Share(rank, topology.replicas, part) for rank, part in enumerate(cores)]
+    target = "phalanx.topologies.asynchronous:serve"
+    with (
+        contextlib.closing(central),
+        Team(
+            experiment=experiment, target=target, shares=shares, model=model, central=central, event=session.event
+        ) as team,
+        session.recording(team, spec, compute),
+    ):
+        team.start()
+        while session.goes_on():
+            for report in team.reports(timeout=0.2):
+                session.note(report)
+
+
+def serve(order: ReplicaOrder, parent: Parent) -> None:
+    """A replica's process: it iterates until the budget is used up, or its parent is gone."""
+    if order.share.cores is not None:
+        os.sched_setaffinity(0, order.share.cores)
+    parent.failed_at_once = lambda: False
+    experiment, clocks = order.share.part(order.experiment), order.open_clocks()
+    compute = choose_compute(experiment.run).install()
+
+    def event(sentence: str) -> None:
+        parent.tell(("event", sentence))
+
+    try:
+        with (
+            make_envs(experiment, compute, event, order.share) as envs,
+            make_replica(experiment, envs, compute, event, central_store(order), clocks, order.share) as replica,
+        ):
+            if order.state is not None:
+                replica.restore_state(order.state, Path())
+            iterate(replica, parent, experiment.run.steps)
+    except (UserError, RunError) as error:  # what another replica would run into as well
+        parent.tell(("failed", str(error)))
+        parent.hear()
+
+
+def iterate(replica: Replica, parent: Parent, last_step: int) -> None:
+    """The loop of a replica. Its reports wait for nobody; what its parent asks is answered between two iterations."""
+    store, mailbox = replica.store, Mailbox(parent)
+    assert isinstance(store, ChunkLockedStore)
+
+    def answer(question: Any) -> None:
+        parent.tell(("state", (replica.state(), store.own_state())))
+
+    while replica.progress.steps < last_step:
+        report = replica.iterate(run_ahead=False)
+        report.staleness = store.take_staleness()
+        report.numbers |= {"blocked_seconds": store.blocked_seconds, "updating_seconds": store.updating_seconds}
+        mailbox.post(report)
+        for question in mailbox.messages():
+            answer(question)
+    mailbox.post_the_rest()
+    while True:
+        answer(parent.hear())
+
+
+def central_store(order: ReplicaOrder) -> Callable[[Experiment, FlatParameters], ChunkLockedStore]:
+    """What makes a replica's store of the central parameters it was told of."""
+
+    def make(experiment: Experiment, parameters: FlatParameters) -> ChunkLockedStore:
+        optimizer, central = experiment.optimizer, CentralParameters(order.central)
+        clip = make_clip(optimizer, parameters.slices.values())
+        local_steps = settings(experiment).local_steps
+        return ChunkLockedStore(central, parameters, make_rule(optimizer), clip, local_steps, order.own_rule)
+
+    return make
+
+
+def make_envs(experiment: Experiment, compute: Compute, event: Callable[[str], None], share: Share) -> VectorEnvs:
+    """In the replica's own process, where another one could not work beside it."""
+    alone = compute.device.type == "cpu" and place(experiment, "cpu").workers <= 1
+    return (serial if alone else synchronous).make_envs(experiment, compute, event, share)
+
+
+def settings(experiment: Experiment) -> AsynchronousConfig:
+    assert isinstance(experiment.topology, AsynchronousConfig)
+    return experiment.topology
