@@ -174,9 +174,8 @@ class ChunkLockedStore:
         self.local_steps = local_steps
         self.vectors = central.layout.vectors
         size, device = parameters.flat.numel(), parameters.flat.device
-        self.rule_state = rule.init(
-            size, device
-        )  # its vectors are copies of central ones; the rest, Adam's t, is its own
+        # Its vectors are copies of central ones; the rest, Adam's t, is this learner's own.
+        self.rule_state = rule.init(size, device)
         self.rule_state.update({name: value.to(device) for name, value in (own_rule or {}).items()})
         self.sums = StepSums(rule, size, device) if local_steps > 1 else None
         self.seen = np.zeros(central.layout.chunks, np.int64)  # pushes that each chunk had when it was last read

@@ -197,7 +197,7 @@ class Team:
     def _hear(self, rank: int) -> Answer | None:
         """The next message of a replica. Events are passed on; one that failed for a reason ends the run; one that died
         is replaced, and there is no message."""
-        message = self.children[rank].hear()
+        message = self.children[rank].hear(lambda: float(self.clocks.rows[rank].sum()))  # who counts on is alive
         self.heard[rank] = time.monotonic()
         if message is None or message[0] == "error":
             self._replace(rank)

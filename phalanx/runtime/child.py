@@ -1,4 +1,4 @@
-"""The one way to be a child process: how it is started, talks, dies and is heard of. Env workers are children.
+"""The one way to be a child process: how it is started, talks, dies and is heard of. Env workers are, and replicas.
 
     parent   child = Child("env worker 3"); child.start("package.module:serve", order, output=descriptor)
     child    serve(order, parent) runs until it returns, or until the parent is gone

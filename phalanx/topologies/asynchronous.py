@@ -16,7 +16,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from phalanx.config import AsynchronousConfig, Experiment
 from phalanx.errors import RunError, UserError
@@ -35,13 +34,14 @@ from phalanx.runtime.share import Share, divide_cores
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.seams import VectorEnvs
 from phalanx.topologies import serial, synchronous
+from phalanx.types import EnvSpec
 
 
 def run(experiment: Experiment, session: Session) -> None:
     """The parent learns nothing: it looks after the replicas, and after the run."""
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
-    spec = MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type))(0).spec
+    spec = spec_of(experiment, compute)
     model = FlatParameters(make_model(experiment, spec.seen))
     rule = make_rule(experiment.optimizer)
     central = CentralParameters.create(model.flat, rule.init(model.flat.numel()), topology.chunks)
@@ -59,6 +59,13 @@ def run(experiment: Experiment, session: Session) -> None:
         while session.goes_on():
             for report in team.reports(timeout=0.2):
                 session.note(report)
+
+
+def spec_of(experiment: Experiment, compute: Compute) -> EnvSpec:
+    """What the replicas' environments are like, from one that is made for that alone."""
+    env = MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type))(0)
+    env.close()
+    return env.spec
 
 
 def serve(order: ReplicaOrder, parent: Parent) -> None:
@@ -90,7 +97,7 @@ def iterate(replica: Replica, parent: Parent, last_step: int) -> None:
     store, mailbox = replica.store, Mailbox(parent)
     assert isinstance(store, ChunkLockedStore)
 
-    def answer(question: Any) -> None:
+    def tell_state() -> None:  # the only thing that a parent asks for
         parent.tell(("state", (replica.state(), store.own_state())))
 
     while replica.progress.steps < last_step:
@@ -98,11 +105,12 @@ def iterate(replica: Replica, parent: Parent, last_step: int) -> None:
         report.staleness = store.take_staleness()
         report.numbers |= {"blocked_seconds": store.blocked_seconds, "updating_seconds": store.updating_seconds}
         mailbox.post(report)
-        for question in mailbox.messages():
-            answer(question)
+        for _ in mailbox.messages():
+            tell_state()
     mailbox.post_the_rest()
     while True:
-        answer(parent.hear())
+        parent.hear()
+        tell_state()
 
 
 def central_store(order: ReplicaOrder) -> Callable[[Experiment, FlatParameters], ChunkLockedStore]:
