@@ -19,6 +19,7 @@ from phalanx.config import (
     Experiment,
     GymnasiumConfig,
     PPOConfig,
+    SynchronousConfig,
     ToyConfig,
 )
 from phalanx.envs import Env
@@ -90,6 +91,9 @@ TOPOLOGIES: dict[str, Topology] = {
     "asynchronous": Topology("phalanx.topologies.asynchronous:run", worker_processes=True),
 }
 
+LOCKSTEP = Topology("phalanx.topologies.lockstep:run", worker_processes=True)
+"""`synchronous` with several replicas."""
+
 
 def find(path: str) -> Any:
     """The object behind `module:name`."""
@@ -141,12 +145,17 @@ def make_algorithm(experiment: Experiment, model: nn.Module) -> Algorithm:
 
 
 def topology(experiment: Experiment) -> Topology:
-    return TOPOLOGIES[experiment.topology.name]
+    return LOCKSTEP if in_lockstep(experiment) else TOPOLOGIES[experiment.topology.name]
 
 
 def replicas(experiment: Experiment) -> int:
     """How many learners a run has."""
-    return getattr(experiment.topology, "replicas", 1)
+    return getattr(experiment.topology, "replicas", 1) or 1
+
+
+def in_lockstep(experiment: Experiment) -> bool:
+    """Do several learners make every update together?"""
+    return isinstance(experiment.topology, SynchronousConfig) and replicas(experiment) > 1
 
 
 def memory_of(experiment: Experiment) -> DQNConfig | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +12,22 @@ from torch import Tensor, nn
 from phalanx.types import Loss, Progress
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The learners whose gradients are averaged before every update, this one among them. A loss asks them for the mean
+    of each statistic that it takes over its batch: so N learners with batches of b learn what one with N b does."""
+
+    count: int = 1
+    mean: Callable[[Tensor], Tensor] = lambda statistic: statistic
+
+
+ALONE = Peers()
+
+
 class Algorithm(Protocol):
     """Turns experience into batches and a batch into a loss; the learner does the rest."""
+
+    peers: Peers
 
     def batches(self, experience: Any, now: Callable[[], Progress], generator: torch.Generator) -> Iterator[Any]:
         """The batches to learn from after a rollout was put, one gradient step each. `experience` is the one that the

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.algorithms import ALONE, Peers
 from phalanx.algorithms.returns import policy_batch
 from phalanx.config import A2CConfig, Experiment
 from phalanx.seams import Latest
@@ -19,6 +20,7 @@ class A2C:
 
     def __init__(self, config: A2CConfig) -> None:
         self.config = config
+        self.peers = ALONE
 
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
@@ -40,14 +42,14 @@ class A2C:
         log_probs, probs = log_probabilities(logits, config.log_floor)
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
-        share = mean_shares(batch.weight)
+        share = mean_shares(batch.weight, self.peers)
         advantage = batch.advantage
         if config.normalize_advantage:
-            advantage = normalised(advantage, share)
+            advantage = normalised(advantage, share, self.peers)
         if config.importance:
             advantage = advantage * (chosen.detach() - batch.log_prob).clamp(max=0.0).exp()
         rows = torch.stack([-chosen * advantage, (batch.returns - value).square(), entropy])
-        factors = share if config.reduction == "mean" else batch.weight
+        factors = share if config.reduction == "mean" else batch.weight * self.peers.count
         policy_loss, value_loss, entropy_bonus = (rows * factors).sum(1)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy_bonus
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_bonus}
@@ -61,15 +63,15 @@ def log_probabilities(logits: Tensor, floor: float = 0.0) -> tuple[Tensor, Tenso
     return (torch.log(probs + floor), probs) if floor > 0 else (log_probs, probs)
 
 
-def mean_shares(weight: Tensor) -> Tensor:
-    """What each row contributes to a mean over the rows that count."""
-    return weight / weight.sum().clamp(min=1.0)
+def mean_shares(weight: Tensor, peers: Peers = ALONE) -> Tensor:
+    """What each row contributes to a mean over the rows that count, those of all peers."""
+    return weight / peers.mean(weight.sum()).clamp(min=1.0 / peers.count)
 
 
-def normalised(advantage: Tensor, share: Tensor) -> Tensor:
+def normalised(advantage: Tensor, share: Tensor, peers: Peers = ALONE) -> Tensor:
     """Zero mean and unit deviation over the rows that count."""
-    centred = advantage - (advantage * share).sum()
-    return centred / ((centred.square() * share).sum().sqrt() + 1e-8)
+    centred = advantage - peers.mean((advantage * share).sum())
+    return centred / (peers.mean((centred.square() * share).sum()).sqrt() + 1e-8)
 
 
 def make(experiment: Experiment, model: nn.Module) -> A2C:

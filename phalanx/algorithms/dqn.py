@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.algorithms import ALONE
 from phalanx.algorithms.schedules import Schedule
 from phalanx.config import DQNConfig, Experiment
 from phalanx.seams import Memory
@@ -28,6 +29,7 @@ class DQN:
     def __init__(self, config: DQNConfig, model: nn.Module, rollout_steps: int) -> None:
         self.config = config
         self.model = model
+        self.peers = ALONE
         self.target = copy.deepcopy(model).requires_grad_(False)
         self.updates = int(config.updates_per_rollout(rollout_steps))
         self.importance = Schedule(config.importance_start, 1.0, config.importance_length)
@@ -38,7 +40,8 @@ class DQN:
 
     def batches(self, experience: Memory, now: Callable[[], Progress], generator: torch.Generator) -> Iterator[Any]:
         """A fixed number of batches per rollout, none before the memory is warm (again, if resumed without it)."""
-        if now().steps < self.config.learning_starts or not experience.ready(self.config.learning_starts):
+        ready = now().steps >= self.config.learning_starts and experience.ready(self.config.learning_starts)
+        if float(self.peers.mean(torch.tensor(float(ready)))) < 1:  # all begin together
             return
         size = self.config.batch_size
         for done in range(0, self.updates, self.batches_ahead):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phalanx.algorithms import ALONE
 from phalanx.algorithms.a2c import log_probabilities, mean_shares, normalised
 from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import towards
@@ -23,6 +24,7 @@ class PPO:
 
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
+        self.peers = ALONE
         self.stable_buffers: dict[str, Tensor] = {}  # captured updates read them where they lie
         self.clip = towards(config.clip, config.final_clip, total_steps)
         self.discount = towards(config.discount, config.final_discount, config.discount_length or total_steps)
@@ -61,10 +63,10 @@ class PPO:
         log_probs, probs = log_probabilities(logits)
         log_ratio = log_probs.gather(1, batch.action[:, None]).squeeze(1) - batch.log_prob
         ratio = log_ratio.exp()
-        share = mean_shares(batch.weight)
+        share = mean_shares(batch.weight, self.peers)
         advantage = batch.advantage
         if config.normalize_advantage:
-            advantage = normalised(advantage, share)
+            advantage = normalised(advantage, share, self.peers)
         fixed = ratio.detach()
         limited = fixed.clamp(1 - clip, 1 + clip)
         # the lesser of both objectives; the limited one has no gradient, which autograd would find out in 19 kernels

@@ -30,12 +30,13 @@ def towards(start: float, final: float | None, length: int, clock: Clock = "step
     return Schedule(start, start if final is None else final, length, clock)
 
 
-def learning_rate_schedule(experiment: Experiment) -> Schedule:
-    """The learning rate over a run, grown with the batch where the configuration says so."""
+def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedule:
+    """The learning rate over a run, grown with the batch where the configuration says so: that of all learners that
+    make an update together."""
     optimizer = experiment.optimizer
     factor = 1.0
     if optimizer.batch_scaling != "none":
-        ratio = experiment.sampler.rollout_steps / optimizer.reference_batch
+        ratio = learners * experiment.sampler.rollout_steps / optimizer.reference_batch
         factor = math.sqrt(ratio) if optimizer.batch_scaling == "sqrt" else ratio
     length = optimizer.schedule_length or experiment.run.steps
     plain = towards(optimizer.learning_rate, optimizer.final_learning_rate, length, optimizer.schedule_clock)

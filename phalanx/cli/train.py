@@ -6,6 +6,7 @@ from phalanx.cli.directories import named_run
 from phalanx.config.experiment import Experiment
 from phalanx.config.flags import parse_experiment, parse_flags
 from phalanx.errors import UserError, tell
+from phalanx.runtime.launch import Launch
 
 FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
 """Values that a resumed run cannot change."""
@@ -13,6 +14,10 @@ FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "
 
 def train(arguments: list[str]) -> int:
     experiment = parse_experiment("train", arguments)
+    if (launch := Launch.by_torchrun()) is not None:
+        from phalanx.topologies import torchrun
+
+        return torchrun.train(launch, experiment)
     from phalanx.sampling.placement import prestart
 
     prestarted = prestart(experiment, tell)
@@ -50,6 +55,10 @@ def resume(arguments: list[str]) -> int:
     for name, (old, _) in difference(experiment, saved).items():
         if name.startswith((*FIXED_ON_RESUME, *fixed_by(saved))):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
+    if (launch := Launch.by_torchrun()) is not None:
+        from phalanx.topologies import torchrun
+
+        return torchrun.train(launch, experiment, directory)
     checkpoints = run_checkpoints(experiment, directory, tell)
     with locked(directory):
         loaded = checkpoints.load()

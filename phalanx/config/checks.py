@@ -15,6 +15,7 @@ from phalanx.config.experiment import (
     DQNConfig,
     Experiment,
     PPOConfig,
+    SynchronousConfig,
     nearest_divisor,
 )
 from phalanx.config.stored import require_choice
@@ -26,7 +27,7 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _optimizer, _model):
+    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _replicas, _optimizer, _model):
         one(experiment)
 
 
@@ -71,8 +72,9 @@ def _sampler(experiment: Experiment) -> None:
 
 
 def _algorithm(experiment: Experiment) -> None:
-    replicas = getattr(experiment.topology, "replicas", 1)  # each collects rollouts, and has a memory, of its own
+    replicas = getattr(experiment.topology, "replicas", 1) or 1  # each collects rollouts, and has a memory, of its own
     algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps // replicas
+    of_a_batch = experiment.sampler.rollout_steps if isinstance(experiment.topology, SynchronousConfig) else rows
     if isinstance(algorithm, PPOConfig):
         require(
             rows % algorithm.minibatches == 0,
@@ -88,7 +90,7 @@ def _algorithm(experiment: Experiment) -> None:
     if isinstance(algorithm, C51Config):
         _grid(algorithm)
     if isinstance(algorithm, DQNConfig):
-        _replay(algorithm, rows, experiment.sampler.environments, experiment.env.stack)
+        _replay(algorithm, of_a_batch, experiment.sampler.environments, experiment.env.stack)
 
 
 def _grid(algorithm: C51Config) -> None:
@@ -137,11 +139,27 @@ def _asynchronous(experiment: Experiment) -> None:
         topology.local_steps == 1 or experiment.optimizer.rule in ("adam", "adam-tf"),
         f"topology.local_steps {topology.local_steps} needs optimizer.rule adam, not {experiment.optimizer.rule}",
     )
+
+
+def _replicas(experiment: Experiment) -> None:
+    """What holds for several replicas, whatever they share."""
+    topology, sampler = experiment.topology, experiment.sampler
+    count = getattr(topology, "replicas", 1)
+    if count <= 1 and not isinstance(topology, AsynchronousConfig):
+        return
     require(
         not getattr(experiment.algorithm, "checkpoint_replay", False),
-        "algorithm.checkpoint_replay is for one replica; asynchronous ones fill their memories again when resumed",
+        "algorithm.checkpoint_replay is for one replica; several fill their memories again when resumed",
     )
-    count = topology.replicas
+    if isinstance(topology, SynchronousConfig):
+        require(not sampler.overlap, "sampler.overlap is for one replica; use --topology.replicas 1 or leave it out")
+        if isinstance(experiment.algorithm, DQNConfig):
+            batch = experiment.algorithm.batch_size
+            require(
+                batch % count == 0,
+                f"a batch of {batch} does not divide among {count} replicas; use --algorithm.batch-size "
+                f"{_round_up(batch, count)}",
+            )
     require(
         sampler.environments % (count * sampler.groups) == 0,
         f"{sampler.environments} environments do not divide among {count} replicas with {sampler.groups} groups each; "

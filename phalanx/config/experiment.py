@@ -334,10 +334,16 @@ class SerialConfig:
 
 @dataclass(frozen=True)
 class SynchronousConfig:
-    """Environments in worker processes, one replica of the model, lock step: on-policy with lag zero."""
+    """Environments in worker processes, lock step: on-policy with lag zero. One replica of the model, or several that
+    make every update together, on the mean of their gradients."""
 
     name: Literal["synchronous"] = "synchronous"
     """The topology."""
+    replicas: int = number(1, least=0, most=1_000)
+    """Learners, each with its part of the environments, of a rollout, of a batch and of the replay memory; one process
+    each. 0: as many as there are GPUs, or 2 on a CPU; under torchrun as many as it starts."""
+    exchange: Literal["auto", "gloo", "nccl"] = "auto"
+    """What replicas exchange gradients with. auto: NCCL where each replica has a GPU of its own, gloo elsewhere."""
 
 
 @dataclass(frozen=True)

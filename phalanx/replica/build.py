@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from phalanx.algorithms import ALONE, Peers
 from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import AtariConfig, Experiment
 from phalanx.learning.learner import Learner
@@ -50,7 +51,8 @@ def make_replica(
     clocks: Clocks | None = None,
     share: Share = WHOLE,
 ) -> Replica:
-    """The replica an experiment asks for, on these environments; it tells what the user should know."""
+    """The replica an experiment asks for, on these environments; it tells what the user should know. Its store says
+    who its peers are, if there are any."""
     clocks, timing, spec = clocks or Clocks(), Timing(), envs.spec.seen
     model = make_model(experiment, spec).to(compute.device)
     parameters = flatten(model, compute)
@@ -189,12 +191,15 @@ def make_learner(
     tell: Tell,
     share: Share,
 ) -> Learner:
+    peers: Peers = getattr(store, "peers", ALONE)
+    algorithm = make_algorithm(experiment, model)
+    algorithm.peers = peers
     parts: dict[str, Any] = {
         "model": model,
         "parameters": parameters,
         "store": store,
-        "algorithm": make_algorithm(experiment, model),
-        "learning_rate": learning_rate_schedule(experiment),
+        "algorithm": algorithm,
+        "learning_rate": learning_rate_schedule(experiment, peers.count),
         "compute": compute,
         "clocks": clocks,
         "timing": timing,

@@ -56,6 +56,7 @@ class CollectThenLearn:
         with self.compute.casting_weights_once():
             rollout = self.collector.collect()
         self.experience.put(rollout)
+        self.learner.clocks.agree()
         lags = lags_of(rollout, self.learner.clocks.version)
         self.learner.learn(self.experience)
         self.learner.check()

@@ -1,10 +1,12 @@
 """A team: replicas in processes of their own, as the process that looks after them sees it.
 
-    team = Team(...); with team: team.start(); while ...: for report in team.reports(0.2): ...
+    with CentralTeam(...) as team: team.start(); while ...: for report in team.reports(0.2): ...
 
 It starts the replicas, takes in their reports and events, replaces those that die, and asks them for their states when
-a checkpoint is due. What they learn is in a central store, what they count in shared clocks: a dead replica takes
-neither with it. A session records a team as it records a single replica (`Source`).
+a checkpoint is due. What they count is in shared clocks: a dead replica does not take it along. How they share what
+they learn makes the difference between the kinds: `CentralTeam` (replica/central.py) around central parameters, and
+`LockstepTeam` (replica/lockstep.py) with updates made together. A session records a team as it records a single replica
+(`Source`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,7 @@ from torch import Tensor
 
 from phalanx.config import Experiment
 from phalanx.errors import RunError
-from phalanx.parameters.chunked import CentralLayout, CentralParameters
 from phalanx.parameters.flat import FlatParameters
-from phalanx.parameters.rules import State
 from phalanx.replica.report import Report, Snapshot
 from phalanx.runtime.child import START_TIMEOUT, Child, Parent
 from phalanx.runtime.clocks import Clocks
@@ -37,7 +38,8 @@ from phalanx.types import Progress
 
 STOP_SECONDS = 5.0  # that replicas may take to end what they are at
 Answer = tuple[str, Any]
-"""What a replica sends: ("report", Report), ("event", sentence), ("state", (state, own rule)), ("failed", sentence)."""
+"""What a replica sends: ("report", Report), ("event", sentence), ("failed", sentence), ("done", None) once the budget
+is used up and everything reported, or what its kind of team adds."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,16 @@ class ReplicaOrder:
 
     experiment: Experiment  # of the whole run
     share: Share
-    central: CentralLayout
     clocks: int  # descriptor of the shared clocks
     state: dict[str, Any] | None  # what a checkpoint holds of it
-    own_rule: State | None  # what a learner alone knows of the rule, to begin with
+    shared: Any  # how it shares what it learns: the kind of team knows
 
-    def open_clocks(self) -> Clocks:
-        return Clocks(shared_rows(self.clocks, self.share.count), self.share.rank)
+    def clock_rows(self) -> np.ndarray:
+        return shared_rows(self.clocks, self.share.count)
 
 
-class Team:
-    """The replicas of a run, and what they share."""
+class Team(ABC):
+    """The replicas of a run."""
 
     def __init__(
         self,
@@ -65,27 +66,28 @@ class Team:
         target: str,
         shares: list[Share],
         model: FlatParameters,
-        central: CentralParameters,
         event: Callable[[str], None],
+        descriptors: Sequence[int] = (),
     ) -> None:
         self.experiment = experiment
         self.target = target
         self.shares = shares
         self.model = model
-        self.central = central
         self.event = event
         self.descriptor = os.memfd_create("phalanx-clocks")
         os.ftruncate(self.descriptor, 8 * 4 * len(shares))
+        self.inherited = [self.descriptor, *descriptors]
         self.clocks = Clocks(shared_rows(self.descriptor, len(shares)))
         sampler = experiment.sampler
         self.budget = DeathBudget("replica", len(shares), sampler.max_deaths, sampler.max_deaths_in_a_row)
         self.children: list[Child] = []
         self.births = 0
+        self.done: set[int] = set()  # replicas that have used up the budget and told all
+        self.failed = False  # has a replica met what ends the run?
         self.steps_at_birth = [0] * len(shares)
         self.heard = [0.0] * len(shares)  # when a replica was last known to be alive
         self.steps_heard = [0] * len(shares)
         self.states: list[dict[str, Any] | None] = [None] * len(shares)  # to begin with
-        self.own_rule: State | None = None  # newest that is known of any learner
         self.backlog: list[Report] = []  # that came while something else was waited for
         self.poll = select.poll()
         self.output = WorkerOutput()
@@ -105,8 +107,25 @@ class Team:
                 yield self._as_of_now(answer[1])
         self._replace_hung()
 
-    def __enter__(self) -> Team:
-        return self
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]: ...
+
+    @abstractmethod
+    def snapshot(self, with_envs: bool = True) -> Snapshot: ...
+
+    @abstractmethod
+    def restore(self, snapshot: Snapshot, directory: Path) -> None:
+        """Before `start`."""
+
+    @abstractmethod
+    def _shared(self) -> Any:
+        """What a replica that starts now is told of how they share what they learn."""
+
+    def _take(self, rank: int, kind: str, content: Any) -> None:  # noqa: B027  (most kinds of team need none)
+        """A message that is special to the kind of team."""
+
+    def _lost(self, rank: int) -> None:  # noqa: B027
+        """A replica died; its successor is not started yet."""
 
     def __exit__(self, *exception: object) -> None:
         """Stop every replica; one that does not leave in time is killed."""
@@ -130,56 +149,25 @@ class Team:
 
     @property
     def quiescent(self) -> bool:
-        return True
+        """When the budget is used up, not before every replica has told all there was."""
+        return not self._is_over or len(self.done) == len(self.shares)
 
-    def notes(self) -> list[str]:
-        sizes = f"{self.central.layout.size:,} parameters in {self.central.layout.chunks} chunks"
-        return [f"{len(self.shares)} replicas around central {sizes}"]
+    @property
+    def _is_over(self) -> bool:
+        return self.progress.steps >= self.experiment.run.steps
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:  # noqa: B027
+        """Nothing of a team has to be finished first."""
 
-    def weights(self) -> dict[str, Tensor]:
-        self._refresh_model()
-        return self.model.named_tensors()
-
-    def snapshot(self, with_envs: bool = True) -> Snapshot:
-        """The central store as it is, and each replica as it is after the iteration it is at. Without environments
-        nobody is asked: replicas begin anew around the same parameters."""
-        replicas = [EMPTY for _ in self.shares]
-        if with_envs:
-            replicas = [self._state_of(rank) or EMPTY for rank in range(len(self.shares))]
-        version = self._refresh_model()
-        store = {"version": version, "rule": {**self.central.vectors()[1], **(self.own_rule or {})}}
-        return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
-
-    def restore(self, snapshot: Snapshot, directory: Path) -> None:
-        """Before `start`. States of as many replicas are theirs again; of another number, all begin anew."""
-        self.model.load(snapshot.weights)
-        self.clocks.restore(snapshot.clocks)
-        saved = snapshot.store["rule"]
-        vectors = {name: saved[name] for name in self.central.layout.vectors}
-        self.own_rule = {name: value for name, value in saved.items() if name not in vectors}
-        self.central.begin(self.model.flat, vectors, snapshot.store["version"])
+    def _restore_states(self, snapshot: Snapshot) -> None:
+        """States of as many replicas are theirs again; of another number, all begin anew."""
         if len(snapshot.replicas) == len(self.shares):
             self.states = [state if state["sampling"] is not None else None for state in snapshot.replicas]
 
-    def _refresh_model(self) -> int:
-        """Bring the model of this process to the central parameters; their version."""
-        version = self.central.version
-        self.model.flat.copy_(self.central.vectors()[0])
-        self.model.refresh()
-        return version
-
     def _start(self, rank: int, experiment: Experiment, state: dict[str, Any] | None) -> Child:
         child = Child(f"replica {rank}")
-        order = ReplicaOrder(experiment, self.shares[rank], self.central.layout, self.descriptor, state, self.own_rule)
-        layout = self.central.layout
-        child.start(
-            self.target,
-            order,
-            output=self.output.writer,
-            descriptors=[layout.descriptor, layout.locks, self.descriptor],
-        )
+        order = ReplicaOrder(experiment, self.shares[rank], self.descriptor, state, self._shared())
+        child.start(self.target, order, output=self.output.writer, descriptors=self.inherited)
         assert child.control is not None
         self.poll.register(child.control, select.POLLIN)
         self.steps_at_birth[rank] = self._steps(rank)
@@ -205,25 +193,19 @@ class Team:
         kind, content = message
         if kind == "event":
             self.event(f"replica {rank}: {content}")
+        elif kind == "done":
+            self.done.add(rank)
         elif kind == "failed":
+            if self.failed:  # what ends the run was said already
+                return None
+            self.failed = True
             raise RunError(f"replica {rank}: {content}")
+        else:
+            self._take(rank, kind, content)
         return kind, content
 
     def _as_of_now(self, report: Report) -> Report:
         return replace(report, progress=self.progress)
-
-    def _state_of(self, rank: int) -> dict[str, Any] | None:
-        """A replica's state, or none if it dies meanwhile; others' reports are kept."""
-        child = self.children[rank]
-        child.tell("state")
-        while self.children[rank] is child:
-            answer = self._hear(rank)
-            if answer is not None and answer[0] == "state":
-                state, self.own_rule = answer[1]
-                return dict(state)
-            if answer is not None and answer[0] == "report":
-                self.backlog.append(self._as_of_now(answer[1]))
-        return None
 
     def _replace(self, rank: int) -> None:
         """Name the death of a replica and start a successor, whose environments play other games."""
@@ -235,6 +217,10 @@ class Team:
         dead.release()
         rows = self.shares[rank].rows(self.experiment.sampler.environments // len(self.shares))
         self.event(f"replica {rank} (environments {rows.start} to {rows.stop - 1}) died: {words}")
+        if self._is_over:
+            self.done.add(rank)
+            return
+        self._lost(rank)
         self.budget.count(rank, did_something=self._steps(rank) > self.steps_at_birth[rank])
         self.births += 1
         seed = number(self.experiment.run.seed, Role.SUCCESSOR, self.births)
@@ -249,7 +235,7 @@ class Team:
             steps = self._steps(rank)
             if steps != self.steps_heard[rank]:
                 self.steps_heard[rank], self.heard[rank] = steps, now
-            elif now - self.heard[rank] > limit and self.progress.steps < self.experiment.run.steps:
+            elif now - self.heard[rank] > limit and rank not in self.done:
                 self.event(f"replica {rank} gave no sign of life for {limit:g} s; it is killed")
                 self._replace(rank)
 
@@ -272,10 +258,11 @@ class Mailbox:
             self.unsent = None
 
     def post_the_rest(self) -> None:
-        """Waits until the parent takes it."""
+        """The budget is used up; waits until the parent takes what there is."""
         if self.unsent is not None:
             self.parent.tell(("report", self.unsent))
             self.unsent = None
+        self.parent.tell(("done", None))
 
     def messages(self) -> Iterator[Any]:
         """What the parent has asked for meanwhile."""

@@ -27,6 +27,12 @@ def keep_to(cores: Iterable[int]) -> set[int]:
     return before
 
 
+def confine_to(cores: Iterable[int]) -> None:
+    """From now on these are all the cores that this process may use, and what it starts."""
+    keep_to(cores)
+    core_list.cache_clear()
+
+
 @contextlib.contextmanager
 def on_any_core() -> Iterator[None]:
     """What is started within may run on all of them, though the thread that starts it keeps to a single one."""

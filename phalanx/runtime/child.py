@@ -116,6 +116,11 @@ class Child:
         assert self.process is not None
         self.process.wait(timeout=STOP_TIMEOUT)
 
+    @property
+    def is_reachable(self) -> bool:
+        """Was it started, and not given up?"""
+        return self.control is not None and self.control.fileno() >= 0
+
     def kill(self) -> None:
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ handed down to schedules, algorithms and logs is a frozen reading, `Progress`. N
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,6 +52,37 @@ class Clocks:
         """This replica's parameters are of that version."""
         self.own[VERSION] = version
 
+    def agree(self) -> None:
+        """Called once an iteration, between collecting and learning. Only replicas in lock step have to agree."""
+
     def restore(self, progress: Progress) -> None:
         """Begin where a saved run has stopped: this replica's row takes what all rows had together."""
         self.own[:] = (progress.steps, progress.updates, progress.episodes, progress.version)
+
+
+class LockstepClocks(Clocks):
+    """The clocks of replicas that make every update together: all of them must read the same numbers at the same
+    update, or their schedules and parameters would drift apart. So steps and games are those of the last agreement, and
+    an update of all is one update."""
+
+    def __init__(self, rows: np.ndarray, row: int, gather: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__(rows, row)
+        self.gather = gather  # the own row -> the rows of all replicas, in every replica alike
+        self.agreed = Progress()
+        self.updates_then = 0  # of this replica's row
+
+    def now(self) -> Progress:
+        updates = self.agreed.updates + int(self.own[UPDATES]) - self.updates_then
+        return replace(self.agreed, updates=updates, version=self.version)
+
+    def agree(self) -> None:
+        self.agreed = sum_in_lockstep(self.gather(self.own))
+        self.updates_then = int(self.own[UPDATES])
+
+
+def sum_in_lockstep(rows: np.ndarray) -> Progress:
+    """The clocks of the run from the rows of replicas that make every update together. A replica that took the place of
+    a dead one counts its updates from there on, so that the greatest number is that of the run."""
+    steps, _, episodes, _ = rows.sum(0).tolist()
+    _, updates, _, version = rows.max(0).tolist()
+    return Progress(steps, updates, version, episodes)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-from phalanx.config import DQNConfig, Experiment
+from phalanx.config import DQNConfig, Experiment, SynchronousConfig
 from phalanx.errors import require
 
 
@@ -17,9 +17,13 @@ class Share:
     rank: int = 0
     count: int = 1
     cores: tuple[int, ...] | None = None  # where its processes may run; None: wherever this process may
+    device: str | None = None  # that it computes on; None: what the experiment says
 
     def part(self, experiment: Experiment) -> Experiment:
-        """The experiment as this replica runs it: with its part of the environments and of the replay memory."""
+        """The experiment as this replica runs it: with its part of the environments and of the replay memory, and of
+        each batch where all replicas make an update together."""
+        if self.device is not None:
+            experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, device=self.device))
         if self.count == 1:
             return experiment
         total, algorithm = experiment.sampler.environments, experiment.algorithm
@@ -35,6 +39,8 @@ class Share:
                 replay_size=algorithm.replay_size // self.count,
                 learning_starts=-(-algorithm.learning_starts // self.count),
             )
+            if isinstance(experiment.topology, SynchronousConfig):
+                algorithm = dataclasses.replace(algorithm, batch_size=algorithm.batch_size // self.count)
         return dataclasses.replace(experiment, sampler=sampler, algorithm=algorithm)
 
     def rows(self, environments: int) -> slice:

@@ -13,7 +13,6 @@ chunk (`staleness_mean`). A replica that dies takes at most its own gradient wit
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,11 +23,13 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.registry import MakeEnv
 from phalanx.replica.build import make_model, make_replica
+from phalanx.replica.central import CentralTeam
 from phalanx.replica.replica import Replica
-from phalanx.replica.team import Mailbox, ReplicaOrder, Team
+from phalanx.replica.team import Mailbox, ReplicaOrder
 from phalanx.runs.session import Session
-from phalanx.runtime.affinity import core_list
+from phalanx.runtime.affinity import confine_to, core_list
 from phalanx.runtime.child import Parent
+from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.share import Share, divide_cores
 from phalanx.sampling.placement import place, sends_raw_screens
@@ -50,7 +51,7 @@ def run(experiment: Experiment, session: Session) -> None:
     target = "phalanx.topologies.asynchronous:serve"
     with (
         contextlib.closing(central),
-        Team(
+        CentralTeam(
             experiment=experiment, target=target, shares=shares, model=model, central=central, event=session.event
         ) as team,
         session.recording(team, spec, compute),
@@ -71,9 +72,9 @@ def spec_of(experiment: Experiment, compute: Compute) -> EnvSpec:
 def serve(order: ReplicaOrder, parent: Parent) -> None:
     """A replica's process: it iterates until the budget is used up, or its parent is gone."""
     if order.share.cores is not None:
-        os.sched_setaffinity(0, order.share.cores)
+        confine_to(order.share.cores)
     parent.failed_at_once = lambda: False
-    experiment, clocks = order.share.part(order.experiment), order.open_clocks()
+    experiment, clocks = order.share.part(order.experiment), Clocks(order.clock_rows(), order.share.rank)
     compute = choose_compute(experiment.run).install()
 
     def event(sentence: str) -> None:
@@ -117,10 +118,10 @@ def central_store(order: ReplicaOrder) -> Callable[[Experiment, FlatParameters],
     """What makes a replica's store of the central parameters it was told of."""
 
     def make(experiment: Experiment, parameters: FlatParameters) -> ChunkLockedStore:
-        optimizer, central = experiment.optimizer, CentralParameters(order.central)
+        optimizer, central = experiment.optimizer, CentralParameters(order.shared.layout)
         clip = make_clip(optimizer, parameters.slices.values())
         local_steps = settings(experiment).local_steps
-        return ChunkLockedStore(central, parameters, make_rule(optimizer), clip, local_steps, order.own_rule)
+        return ChunkLockedStore(central, parameters, make_rule(optimizer), clip, local_steps, order.shared.own_rule)
 
     return make
 

@@ -1,4 +1,4 @@
-"""synchronous: environments in worker processes, one replica, lock step. Everyone waits for the slowest of a group.
+"""synchronous: environments in worker processes, lock step. Everyone waits for the slowest of a group.
 
     worker 0  [rows of group 0 | rows of group 1]  \\                          / Experience -> Learner -> LocalStore
     worker 1  [rows of group 0 | rows of group 1]  -- shared step buffer -- Collector                        |
@@ -6,6 +6,7 @@
 
 One group is PAAC; with two, a group simulates while the other is served (Stooke & Abbeel). The policy lag is zero, or
 exactly one rollout with `sampler.overlap`. On a GPU the step buffer is page-locked and the workers publish raw screens.
+Here with one replica; several that make every update together are in `topologies/lockstep.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ the version are its own business. Many learners are the subject of its own tests
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 
 from phalanx.config import OptimizerConfig
 from phalanx.errors import NotFinite, UserError
+from phalanx.parameters.allreduce import AllReduceStore
 from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_clip, make_rule
+from phalanx.runtime.group import Group, meeting_point
 from phalanx.seams import CapturableStore, ParameterStore
 from phalanx.types import Gradient
 
@@ -42,8 +45,21 @@ def make_chunked(chunks: int) -> MakeStore:
     return make
 
 
+@functools.cache
+def group_of_one() -> Group:
+    return Group(meeting_point(), 0, 0, 1, torch.device("cpu"), timeout=60.0)
+
+
+def make_allreduce(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
+    clip = make_clip(config, parameters.slices.values())
+    store = AllReduceStore(parameters, make_rule(config), clip, learners=1, capturable=False)
+    store.join(group_of_one(), source=0)
+    return store
+
+
 STORES: dict[str, MakeStore] = {
     "local": make_local,
+    "all-reduce": make_allreduce,
     "chunk-locked, one chunk": make_chunked(1),
     "chunk-locked, three chunks": make_chunked(3),
     "chunk-locked, a chunk for every 16 numbers": make_chunked(10),

@@ -100,7 +100,7 @@ class TestDeaths:
             for report in reports(self, timeout):
                 if len(killed) < 30 and chance.random() < 0.1:
                     victim = self.children[int(chance.integers(len(self.children)))]
-                    if victim.process.poll() is None:
+                    if victim not in killed and victim.process.poll() is None:
                         victim.process.kill()
                         killed.append(victim)
                 yield report

@@ -1,0 +1,129 @@
+"""synchronous with several replicas on one host: each in a process of its own, every update made together.
+
+    parent                             replica 0             replica 1             ... each with its environments
+    records, evaluates,                collect               collect
+    writes checkpoints,                agree on the clocks <--> agree on the clocks
+    replaces the dead  <-- reports --  gradient              gradient
+                                       mean of all gradients, clip, rule: the same in every replica
+
+N replicas learn what one with all their environments learns: gradients, and statistics that a loss takes over its
+batch, are means over all of them. A replica that dies is named, the others wait for its successor, which takes over
+their parameters, and they go on. Under torchrun, on one host or several, see `topologies/torchrun.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from phalanx.config import Experiment, SynchronousConfig
+from phalanx.errors import RunError, UserError
+from phalanx.parameters.allreduce import AllReduceStore
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.rules import make_clip, make_rule
+from phalanx.replica.build import MakeStore, make_model, make_replica
+from phalanx.replica.lockstep import LockstepTeam, Meeting, Member
+from phalanx.replica.team import ReplicaOrder
+from phalanx.runs.session import Session
+from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.child import Parent
+from phalanx.runtime.clocks import LockstepClocks
+from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import Share, divide_cores
+from phalanx.topologies.asynchronous import make_envs, spec_of
+
+PATIENCE = 60.0  # seconds for which replicas wait for the slowest, besides what a step may take
+
+
+def run(experiment: Experiment, session: Session) -> None:
+    """The parent learns nothing: it looks after the replicas, and after the run."""
+    compute = choose_compute(experiment.run).install()
+    spec = spec_of(experiment, compute)
+    team = LockstepTeam(
+        experiment=experiment,
+        target="phalanx.topologies.lockstep:serve",
+        shares=shares_of(experiment, compute),
+        model=FlatParameters(make_model(experiment, spec.seen)),
+        nccl=over_nccl(experiment, compute),
+        event=session.event,
+    )
+    with team, session.recording(team, spec, compute):
+        team.start()
+        while session.goes_on():
+            for report in team.reports(timeout=0.2):
+                session.note(report)
+
+
+def serve(order: ReplicaOrder, parent: Parent) -> None:
+    """A replica's process: it iterates with the others until the budget is used up, or its parent is gone."""
+    share, meeting = order.share, order.shared
+    assert isinstance(meeting, Meeting)
+    if share.cores is not None:
+        confine_to(share.cores)
+    parent.failed_at_once = lambda: False
+    experiment = share.part(order.experiment)
+    clocks = LockstepClocks(order.clock_rows(), share.rank, lambda row: row[None])
+    compute = choose_compute(experiment.run).install()
+    patience = PATIENCE + experiment.sampler.step_timeout
+
+    def event(sentence: str) -> None:
+        parent.tell(("event", sentence))
+
+    try:
+        with (
+            make_envs(experiment, compute, event, share) as envs,
+            make_replica(
+                experiment, envs, compute, event, make_store(share.count, meeting.nccl), clocks, share
+            ) as replica,
+        ):
+            member = Member(replica, clocks, parent, share, meeting, patience)
+            if meeting.beginning is not None:
+                weights, store = meeting.beginning
+                replica.parameters.load(weights)
+                replica.store.restore(store)
+            if order.state is not None:
+                replica.restore_state(order.state, Path())
+            try:
+                member.run(experiment.run.steps)
+            except (UserError, RunError) as error:  # what the others run into as well
+                parent.tell(("failed", str(error)))
+                while True:
+                    member.hear()
+                    member.answer()
+    except (UserError, RunError) as error:  # in the making of its environments, say
+        parent.tell(("failed", str(error)))
+        parent.hear()
+
+
+def make_store(learners: int, nccl: bool) -> MakeStore:
+    def make(experiment: Experiment, parameters: FlatParameters) -> AllReduceStore:
+        clip = make_clip(experiment.optimizer, parameters.slices.values())
+        return AllReduceStore(parameters, make_rule(experiment.optimizer), clip, learners, capturable=nccl)
+
+    return make
+
+
+def shares_of(experiment: Experiment, compute: Compute) -> list[Share]:
+    """Who has which cores, and which GPU where there are several."""
+    count = settings(experiment).replicas
+    cores, gpus = divide_cores(core_list(), count), torch.cuda.device_count() if compute.device.type == "cuda" else 0
+    devices = [f"cuda:{rank % gpus}" if gpus > 1 else None for rank in range(count)]
+    return [Share(rank, count, part, device) for rank, (part, device) in enumerate(zip(cores, devices, strict=True))]
+
+
+def over_nccl(experiment: Experiment, compute: Compute) -> bool:
+    """NCCL joins GPUs of which each belongs to one replica."""
+    topology = settings(experiment)
+    possible = compute.device.type == "cuda" and topology.replicas <= torch.cuda.device_count()
+    if topology.exchange == "nccl" and not possible:
+        raise UserError(
+            f"--topology.exchange nccl needs a GPU for each of {topology.replicas} replicas; use "
+            "--topology.exchange gloo"
+        )
+    return possible and topology.exchange != "gloo"
+
+
+def settings(experiment: Experiment) -> SynchronousConfig:
+    assert isinstance(experiment.topology, SynchronousConfig)
+    return experiment.topology

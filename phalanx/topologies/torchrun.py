@@ -1,0 +1,263 @@
+"""synchronous with several replicas that torchrun starts, on one host or on many: every process is a replica.
+
+    rank 0                                         rank 1, 2, ...
+    the session: records, checkpoints, signals
+    "iterate"  ------------------------------->    collect, agree on the clocks, gradients, mean, rule: as on one host
+    takes in everybody's reports  <------------    report
+    "state"    ------------------------------->    the state of the replica, for a checkpoint
+    "leave"    ------------------------------->    ends
+
+A process that dies ends all others at once, with a checkpoint and its rank in their last words; torchrun may then start
+all of them again (`--max-restarts`), and they go on from that checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.config import Experiment
+from phalanx.errors import RunError, UserError, require, tell
+from phalanx.parameters.allreduce import AllReduceStore
+from phalanx.probe import check_pieces, resolve_precision
+from phalanx.replica.build import make_replica
+from phalanx.replica.replica import Replica
+from phalanx.replica.report import Report, Snapshot
+from phalanx.replica.team import EMPTY
+from phalanx.runs.checkpoint import Loaded
+from phalanx.runs.directory import locked, new_directory, run_checkpoints
+from phalanx.runs.keeper import as_state
+from phalanx.runs.metrics import ScoreWindow
+from phalanx.runs.session import Session
+from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.clocks import LockstepClocks, sum_in_lockstep
+from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.group import Group, PeerLost
+from phalanx.runtime.launch import Launch
+from phalanx.runtime.share import Share, divide_cores
+from phalanx.seams import VectorEnvs
+from phalanx.topologies.asynchronous import make_envs
+from phalanx.topologies.lockstep import make_store, settings
+from phalanx.types import Progress
+
+LONGEST_WAIT = 3600.0  # seconds that rank 0 may take between two iterations, for an evaluation or a checkpoint
+HEARTBEAT = 0.25  # seconds between two signs of life
+ROLL_CALL = 1.2  # seconds without one after which a process is dead; a signal to stop leaves two for everything
+
+
+def train(launch: Launch, experiment: Experiment, directory: Path | None = None) -> int:
+    """A process of the job, whichever it is; the exit code. Rank 0's experiment is that of all, and `directory` that of
+    a run which is resumed."""
+    require(
+        directory is not None or bool(experiment.run.name),
+        "under torchrun give the run a name, so that a restart finds it: --run.name NAME",
+    )
+    topology = dataclasses.replace(settings(experiment), replicas=launch.size)
+    experiment = resolve_precision(dataclasses.replace(experiment, topology=topology).validate())
+    if launch.rank == 0:
+        check_pieces(experiment)
+    place = directory or Path(experiment.run.directory) / experiment.run.name
+    job = Job(launch, place)
+    try:
+        experiment = job.group.object_of(0, experiment)
+        return lead(job, experiment, directory) if launch.rank == 0 else follow(job, experiment)
+    except PeerLost:
+        raise RunError(f"{job.roll_call()}, before the run began") from None
+
+
+class Job:
+    """The processes that torchrun has started together, as one of them sees them."""
+
+    def __init__(self, launch: Launch, directory: Path) -> None:
+        self.launch = launch
+        self.directory = directory
+        cores = divide_cores(core_list(), launch.local_size)[launch.local_rank]
+        confine_to(cores)
+        gpus = torch.cuda.device_count()
+        device = f"cuda:{launch.local_rank % gpus}" if gpus > 1 else None
+        self.share = Share(launch.rank, launch.size, cores, device)
+        self.meeting = launch.meeting_point()
+        self.nccl = gpus >= launch.local_size
+        self.alive = set(range(launch.size))
+        self.beats = [f"beats-{launch.restarts}-{rank}" for rank in range(launch.size)]
+        threading.Thread(target=self._show_life, name="heartbeat", daemon=True).start()
+        self.group = Group(
+            self.meeting,
+            launch.restarts,
+            launch.rank,
+            launch.size,
+            torch.device("cuda" if self.nccl else "cpu"),
+            LONGEST_WAIT,
+            self.nccl,
+            launch.address,
+        )
+
+    def roll_call(self) -> str:
+        """Somebody is lost: who, in words."""
+        try:
+            before = [self.meeting.add(name, 0) for name in self.beats]
+            time.sleep(ROLL_CALL)
+            self.alive = {rank for rank, name in enumerate(self.beats) if self.meeting.add(name, 0) > before[rank]}
+        except RuntimeError:  # the meeting point was on the host that is gone
+            return "a process of the job died, and the host where they meet cannot be reached"
+        dead = sorted(set(range(self.launch.size)) - self.alive)
+        return f"rank {', '.join(map(str, dead))} died" if dead else "the processes of the job lost each other"
+
+    def _show_life(self) -> None:
+        with contextlib.suppress(RuntimeError):  # nobody is left to see it
+            while True:
+                self.meeting.add(self.beats[self.launch.rank], 1)
+                time.sleep(HEARTBEAT)
+
+    def make_replica(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, event: Any) -> Replica:
+        clocks = LockstepClocks(np.zeros((self.launch.size, 4), np.int64), self.launch.rank, self.group.gather)
+        store = make_store(self.launch.size, self.nccl)
+        replica = make_replica(experiment, envs, compute, event, store, clocks, self.share)
+        assert isinstance(replica.store, AllReduceStore)
+        replica.store.join(self.group, source=0)
+        clocks.agree()
+        return replica
+
+
+def lead(job: Job, experiment: Experiment, directory: Path | None) -> int:
+    """Rank 0: the session, and a replica of its own."""
+    loaded: Loaded | None = None
+    checkpoints = run_checkpoints(experiment, job.directory, tell)
+    if directory is not None or (job.launch.restarts and any((job.directory / "checkpoints").glob("step-*"))):
+        loaded = checkpoints.load()
+    else:
+        new_directory(experiment)
+    with locked(job.directory):
+        session = Session(experiment, job.directory, checkpoints, loaded)
+        return session.run(lambda experiment, session: run(job, experiment, session))
+
+
+def run(job: Job, experiment: Experiment, session: Session) -> None:
+    """The loop of rank 0."""
+    own = job.share.part(job.group.object_of(0, experiment))  # perhaps with another seed, if it is resumed
+    compute = choose_compute(own.run).install()
+    with (
+        make_envs(own, compute, session.event, job.share) as envs,
+        job.make_replica(own, envs, compute, session.event) as replica,
+    ):
+        leader = Leader(job, replica)
+        with session.recording(leader, envs.spec, compute):
+            while session.goes_on():
+                session.note(leader.iterate())
+        leader.dismiss()
+
+
+class Leader:
+    """All replicas of the job, as the session of rank 0 records them."""
+
+    def __init__(self, job: Job, replica: Replica) -> None:
+        self.job = job
+        self.group = job.group
+        self.replica = replica
+        self.together = True  # is nobody lost?
+
+    def iterate(self) -> Report:
+        """One iteration of all replicas."""
+        try:
+            self.group.object_of(0, ("iterate",))
+            return reduce(Report.merged_with, reversed(self.group.objects(self.replica.iterate(run_ahead=False))))
+        except PeerLost:
+            self.together = False
+            raise RunError(
+                f"{self.job.roll_call()}; the others end, too: resume the run, or let torchrun restart it"
+            ) from None
+
+    @property
+    def progress(self) -> Progress:
+        return self.replica.progress
+
+    @property
+    def pulse(self) -> object:
+        return self.replica.pulse
+
+    @property
+    def quiescent(self) -> bool:
+        return True
+
+    def notes(self) -> list[str]:
+        through = "NCCL" if self.job.nccl else "gloo"
+        return [f"{self.job.launch.size} processes of torchrun in lock step over {through}", *self.replica.notes()]
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.replica.weights()
+
+    def snapshot(self, with_envs: bool = True) -> Snapshot:
+        """Everybody's state; without environments nobody is asked, as perhaps nobody is there."""
+        states, clocks = [EMPTY] * self.job.launch.size, self.progress
+        if with_envs and self.together:
+            self.group.object_of(0, ("state",))
+            answers = self.group.objects((self.replica.state(), self.replica.clocks.own))
+            states = [state for state, _ in answers]
+            clocks = sum_in_lockstep(np.stack([row for _, row in answers]))  # with the games of the last iteration
+        return Snapshot(self.weights(), clocks, self.replica.store.state(), states)
+
+    def restore(self, snapshot: Snapshot, directory: Path) -> None:
+        self.group.object_of(0, ("restore", snapshot))
+        restore(self.replica, self.job, snapshot)
+
+    def leave(self) -> None: ...
+
+    def dismiss(self) -> None:
+        if self.together:
+            self.group.object_of(0, ("leave",))
+
+
+def follow(job: Job, experiment: Experiment) -> int:
+    """Any other rank: does what rank 0 says, for as long as all are alive."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they reach the whole job; rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    own = job.share.part(job.group.object_of(0))
+    compute = choose_compute(own.run).install()
+    with make_envs(own, compute, tell, job.share) as envs, job.make_replica(own, envs, compute, tell) as replica:
+        commands: dict[str, Callable[..., Any]] = {
+            "iterate": lambda: job.group.objects(replica.iterate(run_ahead=False)),
+            "state": lambda: job.group.objects((replica.state(), replica.clocks.own)),
+            "restore": lambda snapshot: restore(replica, job, snapshot),
+        }
+        try:
+            while (command := job.group.object_of(0))[0] != "leave":
+                commands[command[0]](*command[1:])
+            return 0
+        except PeerLost:
+            words = job.roll_call()
+            if 0 not in job.alive and job.launch.rank == min(job.alive):
+                words += f"; {save_for_rank_0(job, experiment, replica)}"
+            raise RunError(words) from None
+
+
+def restore(replica: Replica, job: Job, snapshot: Snapshot) -> None:
+    """Parameters and clocks of the run, and the part of it that is this replica's."""
+    mine = [snapshot.replicas[job.launch.rank]] if len(snapshot.replicas) == job.launch.size else []
+    clocks = (
+        snapshot.clocks if job.launch.rank == 0 else Progress(0, snapshot.clocks.updates, snapshot.clocks.version, 0)
+    )
+    replica.restore(dataclasses.replace(snapshot, clocks=clocks, replicas=mine), Path())
+    replica.clocks.agree()
+
+
+def save_for_rank_0(job: Job, experiment: Experiment, replica: Replica) -> str:
+    """The checkpoint that rank 0 cannot write any more, where this process reaches the run's directory; in words."""
+    snapshot = Snapshot(replica.weights(), replica.progress, replica.store.state(), [EMPTY] * job.launch.size)
+    memory = {"scores": ScoreWindow(100).state(), "time_s": 0.0}
+    try:
+        checkpoints = run_checkpoints(experiment, job.directory, tell)
+        path = checkpoints.write(snapshot.weights, {**as_state(snapshot), **memory}, snapshot.clocks.steps, None)
+    except (RunError, UserError) as error:
+        return f"the run's last checkpoint could not be written ({error})"
+    return f"the checkpoint is {path}"

@@ -1,0 +1,90 @@
+"""synchronous under torchrun: the same numbers as on one host, and an end of all with the name of the dead one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whole_runs import descendants, newest, records, same
+
+FLAGS = ("--run.threads", "1", "--run.precision", "float32", "--sampler.decorrelation", "10")
+
+
+def torchrun(directory: Path, *flags: str, restarts: int = 0, size: int = 2) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--max-restarts"]
+    command += [str(restarts), "--monitor-interval", "0.2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["-m", "phalanx", "train", "a2c-catch", "--topology", "synchronous", "--run.name", "run", *FLAGS, *flags]
+    command += ["--run.directory", str(directory), "--run.log-every", "0.2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with (directory / "output.txt").open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+
+def wait_until(condition: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """The processes that torchrun has started, by rank."""
+    found = {}
+    for pid in descendants(launcher):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            is_rank = b"phalanx\0train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if is_rank:
+            found[int(next(one for one in variables if one.startswith("RANK=")).removeprefix("RANK="))] = pid
+    return found
+
+
+def test_it_learns_what_one_host_does(train, tmp_path):
+    launcher = torchrun(tmp_path, "--run.steps", "4096")
+    assert launcher.wait(timeout=120) == 0
+    flags = ("--topology", "synchronous", "--topology.replicas", 2, "--sampler.decorrelation", 10, "--run.threads", 1)
+    assert train("a2c-catch", *flags, name="own", steps=4096) == 0
+    theirs, own = newest(tmp_path / "run"), newest(tmp_path / "own")
+    assert same(theirs.weights, own.weights)
+    for part in ("clocks", "store", "replicas"):
+        assert same(theirs.state[part], own.state[part]), part
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_death_of_one_is_named_and_a_restart_goes_on(tmp_path, victim):
+    launcher = torchrun(tmp_path, "--run.steps", "1000000", restarts=1)
+    metrics = tmp_path / "run/metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.exists() and len(records(tmp_path / "run")) > 3)
+        os.kill(ranks(launcher.pid)[victim], signal.SIGKILL)
+        before = len(ranks(launcher.pid))
+        assert before <= 2
+        checkpoints = tmp_path / "run/checkpoints"
+        wait_until(lambda: checkpoints.exists() and any(checkpoints.glob("step-*")))
+        steps = newest(tmp_path / "run").steps
+        assert steps > 0
+        wait_until(lambda: records(tmp_path / "run")[-1]["steps"] > steps + 2000)
+        said = (tmp_path / "output.txt").read_text() + (tmp_path / "run/events.log").read_text()
+        assert f"rank {victim} died" in said
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(timeout=60)
+        assert newest(tmp_path / "run").steps > steps
+    finally:
+        launcher.kill()
+        for pid in ranks(launcher.pid).values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_without_a_name_is_refused(tmp_path):
+    launcher = torchrun(tmp_path, "--run.name", "")
+    assert launcher.wait(timeout=120) != 0
+    assert "under torchrun give the run a name" in (tmp_path / "output.txt").read_text()
