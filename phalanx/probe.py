@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import Experiment
+from phalanx.config import Experiment, SynchronousConfig
 from phalanx.errors import require
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
 from phalanx.replay.memory import frames_on_host, gigabytes
@@ -35,6 +35,15 @@ def resolve_precision(experiment: Experiment) -> Experiment:
     else:
         chosen = "bfloat16" if has_bfloat16() and sees_images(experiment) else "float32"
     return dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, precision=chosen))  # type: ignore[arg-type]
+
+
+def resolve_replicas(experiment: Experiment) -> Experiment:
+    """Replace 0 replicas: as many as there are GPUs, or 2 on a CPU."""
+    topology = experiment.topology
+    if not isinstance(topology, SynchronousConfig) or topology.replicas:
+        return experiment
+    gpus = torch.cuda.device_count() if choose_compute(experiment.run).device.type == "cuda" else 0
+    return dataclasses.replace(experiment, topology=dataclasses.replace(topology, replicas=gpus or 2)).validate()
 
 
 def sees_images(experiment: Experiment) -> bool:

@@ -154,8 +154,8 @@ def replicas(experiment: Experiment) -> int:
 
 
 def in_lockstep(experiment: Experiment) -> bool:
-    """Do several learners make every update together?"""
-    return isinstance(experiment.topology, SynchronousConfig) and replicas(experiment) > 1
+    """Do several learners make every update together? A number that is open (0) is taken for several."""
+    return isinstance(experiment.topology, SynchronousConfig) and experiment.topology.replicas != 1
 
 
 def memory_of(experiment: Experiment) -> DQNConfig | None:

@@ -8,14 +8,14 @@ from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
-from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, rollouts_bytes
+from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, resolve_replicas, rollouts_bytes
 from phalanx.registry import MakeEnv, memory_of, replicas, topology
 from phalanx.replay.memory import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
-from phalanx.runtime.device import choose_compute
+from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.share import Share, divide_cores
 from phalanx.sampling.graph_answers import rows_of_a_launch
-from phalanx.sampling.placement import place, sends_raw_screens
+from phalanx.sampling.placement import Placement, place, sends_raw_screens
 from phalanx.types import EnvSpec
 
 
@@ -29,7 +29,7 @@ def command(arguments: list[str]) -> int:
 
 def describe(experiment: Experiment) -> str:
     """Every line of the plan."""
-    asked, experiment = experiment, resolve_precision(experiment)
+    asked, experiment = experiment, resolve_precision(resolve_replicas(experiment))
     spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
     cores = divide_cores(core_list(), replicas(experiment))
     part = Share(0, len(cores)).part(experiment)  # what one replica has
@@ -56,9 +56,16 @@ def _machine(experiment: Experiment, cores: list[tuple[int, ...]]) -> list[tuple
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
         *([] if single else [("replicas", _replicas(cores))]),
-        ("processes", placement.describe()),
+        ("processes", _processes(placement, compute, single)),
         *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
+
+
+def _processes(placement: Placement, compute: Compute, single: bool) -> str:
+    """Of one replica; one of many on a single core has its environments in its own process."""
+    if single or compute.device.type != "cpu" or placement.workers > 1:
+        return placement.describe()
+    return f"1 (the replica and its {placement.envs_per_worker} environments), {placement.owner_threads} torch threads"
 
 
 def _replicas(cores: list[tuple[int, ...]]) -> str:

@@ -22,12 +22,13 @@ def train(arguments: list[str]) -> int:
 
     prestarted = prestart(experiment, tell)
     try:
-        from phalanx.probe import check_pieces, resolve_precision
+        from phalanx.probe import check_pieces, resolve_precision, resolve_replicas
         from phalanx.registry import find, topology
         from phalanx.runs.directory import locked, new_directory, run_checkpoints
         from phalanx.runs.session import Session
         from phalanx.runtime.device import choose_compute
 
+        experiment = resolve_replicas(experiment)
         check_pieces(experiment, None if prestarted is None else prestarted.spec.seen)
         if prestarted is not None and choose_compute(experiment.run).device.type != "cuda":
             prestarted.close()  # torch cannot use the GPU: they would only be in the way

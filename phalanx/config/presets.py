@@ -76,6 +76,14 @@ APPO = dataclasses.replace(
     topology=AsynchronousConfig(replicas=4, poll_every=64, local_steps=2),
 )
 
+A2C_SYNC = dataclasses.replace(
+    A2C_ATARI,
+    sampler=dataclasses.replace(A2C_ATARI.sampler, environments=32),
+    topology=SynchronousConfig(replicas=0),
+)
+
+PPO_SYNC = dataclasses.replace(PPO_ATARI, topology=SynchronousConfig(replicas=0))
+
 
 def _paac(torso: str) -> Experiment:
     """PAAC with the paper's values; the learning rate is .0007 for each environment."""
@@ -315,6 +323,8 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
     "a3c": ("A3C on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 16 environments x 5 steps", A3C),
     "appo": ("APPO on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 8 environments x 256 steps", APPO),
+    "a2c-sync": ("A2C in replicas in lock step, one for each GPU, or 2 on a CPU; 32 environments", A2C_SYNC),
+    "ppo-sync": ("PPO in replicas in lock step, one for each GPU, or 2 on a CPU", PPO_SYNC),
     "a2c-pong": ("A2C with the small network in one process, for Pong on two cores", A2C_PONG),
     "ppo": ("PPO on Atari as in Stooke & Abbeel: 8 environments x 256 steps, 4 epochs of 4 minibatches", PPO_ATARI),
     "dqn": ("DQN on Atari as in Stooke & Abbeel, batches of 32", _dqn(32, 2.5e-4, 16)),
@@ -323,6 +333,10 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
         dataclasses.replace(_dqn(32, 2.5e-4, 64), topology=AsynchronousConfig(replicas=4)),
     ),
     "dqn-512": ("DQN with batches of 512, 64 environments", _dqn(512, 7.5e-4, 64)),
+    "dqn-sync": (
+        "DQN with batches of 512 in replicas in lock step, one for each GPU, or 2 on a CPU",
+        dataclasses.replace(_dqn(512, 7.5e-4, 64), topology=SynchronousConfig(replicas=0)),
+    ),
     "double-dqn": ("Double DQN, otherwise as dqn", _dqn(32, 2.5e-4, 16, double=True)),
     "dqn-fast": ("Double 3-step DQN with a small network and memory, for Pong on two cores", DQN_FAST),
     "c51": ("Categorical DQN, batches of 32", _c51(C51, 2.5e-4, 0.01, 0, 16)),

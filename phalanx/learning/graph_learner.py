@@ -5,22 +5,26 @@ numbers, and the graph itself gathers its rows and tells the experience of their
 numbers live on the device, so a captured update stays valid while they move. Nothing waits for the device: an update
 that is not finite leaves parameters and priorities as they were, those after it too; `check` reports it at the end of
 the iteration, and puts the rule's state of its beginning back.
+
+Where a graph cannot hold the store's push, as when other processes take part in it, the graph ends with the gradient,
+and each push waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from phalanx.deferred import DeferredBatch
+from phalanx.errors import NotFinite
 from phalanx.learning.learner import Learner, materialise, not_finite, report_priorities
 from phalanx.runtime.graphs import Capturer
 from phalanx.seams import CapturableStore, Experience
-from phalanx.types import Progress
+from phalanx.types import Gradient, Progress
 
 
 class CapturedUpdate:
@@ -43,7 +47,12 @@ class CapturedUpdate:
     def _work(self, learner: GraphLearner) -> None:
         rows = materialise(self.batch)
         loss, gradient = learner.gradient(rows, learner.scalars)
-        learner.store.launch(gradient, learner.rate, learner.good)
+        if learner.whole_updates:
+            cast(CapturableStore, learner.store).launch(gradient, learner.rate, learner.good)
+        else:
+            gradient.norm = gradient.flat.norm()
+            learner.good.copy_(torch.isfinite(gradient.loss + gradient.norm))
+        self.gradient = gradient
         assert gradient.norm is not None
         logged = {**loss.metrics, "loss/total": gradient.loss, "loss/gradient_norm": gradient.norm}
         learner.names = list(logged)
@@ -67,10 +76,9 @@ class CapturedUpdate:
 class GraphLearner(Learner):
     """Learner whose update is a graph launch."""
 
-    store: CapturableStore
-
     def __init__(self, *, report: Callable[[str], None], **parts: Any) -> None:
         super().__init__(**parts)
+        self.whole_updates = self.store.capturable  # else the graph ends with the gradient
         device = self.compute.device
         self.graphs: dict[tuple[Any, ...], CapturedUpdate] = {}
         self.capturer = Capturer("an update", report)
@@ -86,7 +94,8 @@ class GraphLearner(Learner):
 
     def updates(self, experience: Experience, begun: Progress) -> Iterator[bool]:
         """Those of an iteration."""
-        self.store.back_up_rule_state()
+        if self.whole_updates:
+            cast(CapturableStore, self.store).back_up_rule_state()
         yield from super().updates(experience, begun)
 
     def update(self, batch: Any, progress: Progress, experience: Experience) -> None:
@@ -99,8 +108,21 @@ class GraphLearner(Learner):
             self.graphs[key] = CapturedUpdate(self, batch, experience)
         self.last = update = self.graphs[key]
         update.run(batch, self.good)
-        self.clocks.reach(self.store.count_push())
         self.count += 1
+        if self.whole_updates:
+            self.clocks.reach(cast(CapturableStore, self.store).count_push())
+        else:
+            self._push(update, progress)
+
+    def _push(self, update: CapturedUpdate, progress: Progress) -> None:
+        """Apply the gradient that a graph ended with."""
+        computed = update.gradient
+        gradient = Gradient(computed.flat, computed.loss, self.clocks.version)
+        try:
+            self.clocks.reach(self.store.push(gradient, self.learning_rate(progress)))
+        except NotFinite:
+            self.good.fill_(True)
+            raise not_finite(gradient, f"update {progress.updates}", materialise(update.batch)) from None
 
     def _write_number(self, name: str, place: Tensor, value: float) -> None:
         """Write a number that graphs read, if it is another than before: within an iteration few are."""
@@ -117,7 +139,8 @@ class GraphLearner(Learner):
 
     def mutated_tensors(self) -> list[Tensor]:
         """Everything an update changes here and in the store."""
-        return [*self.store.mutated_tensors(), self.sums, self.good]
+        in_store = cast(CapturableStore, self.store).mutated_tensors() if self.whole_updates else []
+        return [*in_store, self.sums, self.good]
 
     def take_metrics(self) -> dict[str, float]:
         means = (self.sums / max(self.count, 1)).tolist()
@@ -129,7 +152,7 @@ class GraphLearner(Learner):
         """Was every update finite? Waits for the device."""
         if bool(self.good):
             return
-        self.store.put_rule_state_back()
+        cast(CapturableStore, self.store).put_rule_state_back()
         for update in sorted(self.graphs.values(), key=lambda update: update is self.last):
             batch = materialise(update.batch)
             _, gradient = self.gradient(batch, self.scalars)

@@ -30,6 +30,7 @@ from torch import Tensor
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import Adam, Clip, Rule, State
+from phalanx.runtime.pages import lock_pages
 from phalanx.types import Gradient
 
 ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
@@ -132,6 +133,10 @@ class CentralParameters:
             everything[:, part] = own
         return everything[0], dict(zip(self.layout.vectors, everything[1:], strict=True))
 
+    def lock_pages(self) -> None:
+        """Have a GPU read and write the memory directly, for as long as this process lives."""
+        lock_pages(np.frombuffer(self._memory, np.uint8))
+
     def lock(self, chunk: int) -> bool:
         """Take the lock of a chunk, if nobody else has it."""
         try:
@@ -182,6 +187,8 @@ class ChunkLockedStore:
         self.staleness: Counter[int] = Counter()  # others' pushes between pull and push of a chunk -> times
         self.blocked_seconds = 0.0  # in which every chunk that was left was locked by others
         self.updating_seconds = 0.0
+        if device.type == "cuda":
+            central.lock_pages()
         self.pull(parameters)
 
     @property
@@ -209,8 +216,7 @@ class ChunkLockedStore:
         for chunk in self._locked_chunks():
             scalars = {name: value.clone() for name, value in own.items()}  # every chunk counts the same step
             values = self._values(chunk)
-            for value, central in zip(values, self.central.current(chunk), strict=True):
-                value.copy_(central)
+            self._read(chunk, values)
             state = {**scalars, **dict(zip(self.vectors, values[1:], strict=True))}
             self.rule.apply(values[0], gradient[self.central.bounds[chunk]], state, learning_rate)
             self._write_back(chunk, values)
@@ -222,8 +228,7 @@ class ChunkLockedStore:
         for chunk in self._locked_chunks():
             values = self._values(chunk)
             if int(self.central.pushes[chunk]) != self.seen[chunk]:  # else what is local is the sum already
-                for value, central in zip(values, self.central.current(chunk), strict=True):
-                    value.copy_(central)
+                self._read(chunk, values)
                 self.sums.apply(values[0], dict(zip(self.vectors, values[1:], strict=True)), self.central.bounds[chunk])
             self._write_back(chunk, values)
         self.sums.clear()
@@ -258,10 +263,17 @@ class ChunkLockedStore:
         part = self.central.bounds[chunk]
         return [self.parameters.flat[part], *(self.rule_state[name][part] for name in self.vectors)]
 
+    def _read(self, chunk: int, values: list[Tensor]) -> None:
+        """The chunk's values become the learner's; a GPU need not be waited for, as the chunk stays until it writes."""
+        for value, central in zip(values, self.central.current(chunk), strict=True):
+            value.copy_(central, non_blocking=True)
+
     def _write_back(self, chunk: int, values: list[Tensor]) -> None:
         """The learner's values become the chunk's."""
         for value, central in zip(values, self.central.other(chunk), strict=True):
-            central.copy_(value)
+            central.copy_(value, non_blocking=True)
+        if self.parameters.flat.is_cuda:
+            torch.cuda.current_stream().synchronize()
         before = int(self.central.pushes[chunk])
         self.staleness[before - int(self.seen[chunk])] += 1
         self.central.publish(chunk)

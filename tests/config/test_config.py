@@ -116,7 +116,7 @@ def saved(tmp_path: Path, change: dict) -> Path:
 def test_what_the_topology_said_of_sampling_is_the_samplers_now(tmp_path, earlier, overlap, raw_screens):
     """In the config.json of earlier versions; what is not there had the value that is the default now."""
     values = dataclasses.asdict(preset("ppo"))
-    values["topology"] = {"name": "synchronous", **earlier}
+    values["topology"] |= earlier
     del values["sampler"]["overlap"], values["sampler"]["raw_screens"]
     path, told = tmp_path / "config.json", []
     path.write_text(json.dumps(values))

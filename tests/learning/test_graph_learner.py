@@ -17,6 +17,7 @@ from phalanx.errors import NotFinite
 from phalanx.learning import graph_learner
 from phalanx.learning.graph_learner import GraphLearner
 from phalanx.parameters import rules
+from phalanx.parameters.local import LocalStore
 from phalanx.replay import storage
 from phalanx.replay.memory import Replay
 from phalanx.replica.build import make_replica
@@ -120,6 +121,36 @@ def test_what_is_captured_learns_what_the_learner_learns(replica_of, monkeypatch
         torch.testing.assert_close(
             taped.experience.index.leaves[:-1], eager.experience.index.leaves[:-1], rtol=1e-3, atol=1
         )
+
+
+@pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch", "eps-rainbow-catch"])
+def test_a_graph_that_ends_with_the_gradient_learns_the_same(replica_of, monkeypatch, name):
+    """As with a store whose push no graph can hold."""
+    flats, metrics = [], []
+    for whole in (True, False):
+        monkeypatch.setattr(LocalStore, "capturable", whole)
+        replica = replica_of(name, taped=True, rule=ON_TAPE)
+        assert replica.learner.whole_updates == whole
+        iterate_until_it_learns(replica)
+        flats.append(replica.parameters.flat.clone())
+        metrics.append(replica.learner.take_metrics() or replica.iterate().metrics)
+        assert replica.progress.version == replica.progress.updates == replica.store.version
+    torch.testing.assert_close(*flats, rtol=0, atol=1e-5)
+    assert metrics[0].keys() == metrics[1].keys()
+    for key, value in metrics[0].items():
+        assert metrics[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+@pytest.mark.parametrize("field", ["returns"])
+def test_a_gradient_that_is_not_finite_is_refused_by_a_store_outside_of_the_graph(replica_of, monkeypatch, field):
+    monkeypatch.setattr(LocalStore, "capturable", False)
+    replica = replica_of("a2c-catch")
+    poison(replica, monkeypatch, field)
+    before = replica.parameters.flat.clone()
+    with pytest.raises(NotFinite) as raised:
+        replica.iterate()
+    assert bool(torch.isnan(getattr(raised.value.batch, field)).any())
+    assert torch.equal(replica.parameters.flat, before)
 
 
 def test_a_table_that_grows_makes_a_captured_update_stale(replica_of):
