@@ -137,7 +137,7 @@ class PolicyBatch(Struct):
     value: Tensor
     returns: Tensor
     advantage: Tensor
-    weight: Tensor  # 1 where the row may be learnt from, else 0
+    weight: Tensor  # what the row counts for in sums over the batch; 0 where it may not be learnt from
 
 
 @dataclass

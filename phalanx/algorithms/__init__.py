@@ -14,8 +14,9 @@ from phalanx.types import Loss, Progress
 
 @dataclass(frozen=True)
 class Peers:
-    """The learners whose gradients are averaged before every update, this one among them. A loss asks them for the mean
-    of each statistic that it takes over its batch: so N learners with batches of b learn what one with N b does."""
+    """The learners whose gradients are averaged before every update, this one among them. While an algorithm makes a
+    batch it asks them for the mean of each statistic that it takes over it: so N learners with batches of b learn what
+    one with N b does, and a loss needs nobody."""
 
     count: int = 1
     mean: Callable[[Tensor], Tensor] = lambda statistic: statistic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,11 @@ class A2C:
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
     ) -> Iterator[PolicyBatch]:
         # One batch of all T*B rows; rows that were cut have weight 0, truncated ones bootstrap from `last_value`.
-        yield policy_batch(experience.take(), self.config.discount, self.config.gae_lambda)
+        config = self.config
+        rows = policy_batch(experience.take(), config.discount, config.gae_lambda)
+        advantage, share = over_the_batch(rows.advantage, rows.weight, config.normalize_advantage, self.peers)
+        weight = share if config.reduction == "mean" else rows.weight * self.peers.count
+        yield replace(rows, advantage=advantage, weight=weight)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -42,15 +47,11 @@ class A2C:
         log_probs, probs = log_probabilities(logits, config.log_floor)
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
-        share = mean_shares(batch.weight, self.peers)
         advantage = batch.advantage
-        if config.normalize_advantage:
-            advantage = normalised(advantage, share, self.peers)
         if config.importance:
             advantage = advantage * (chosen.detach() - batch.log_prob).clamp(max=0.0).exp()
         rows = torch.stack([-chosen * advantage, (batch.returns - value).square(), entropy])
-        factors = share if config.reduction == "mean" else batch.weight * self.peers.count
-        policy_loss, value_loss, entropy_bonus = (rows * factors).sum(1)
+        policy_loss, value_loss, entropy_bonus = (rows * batch.weight).sum(1)
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy_bonus
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "loss/entropy": entropy_bonus}
         return Loss(config.loss_scale * total, {name: metric.detach() for name, metric in metrics.items()})
@@ -63,15 +64,14 @@ def log_probabilities(logits: Tensor, floor: float = 0.0) -> tuple[Tensor, Tenso
     return (torch.log(probs + floor), probs) if floor > 0 else (log_probs, probs)
 
 
-def mean_shares(weight: Tensor, peers: Peers = ALONE) -> Tensor:
-    """What each row contributes to a mean over the rows that count, those of all peers."""
-    return weight / peers.mean(weight.sum()).clamp(min=1.0 / peers.count)
-
-
-def normalised(advantage: Tensor, share: Tensor, peers: Peers = ALONE) -> Tensor:
-    """Zero mean and unit deviation over the rows that count."""
-    centred = advantage - peers.mean((advantage * share).sum())
-    return centred / (peers.mean((centred.square() * share).sum()).sqrt() + 1e-8)
+def over_the_batch(advantage: Tensor, weight: Tensor, normalize: bool, peers: Peers = ALONE) -> tuple[Tensor, Tensor]:
+    """Advantages, and what each row contributes to a mean over the rows that count; of one batch [N] or several [M, N],
+    those of all peers together. Normalised advantages have zero mean and unit deviation."""
+    share = weight / peers.mean(weight.sum(-1, keepdim=True)).clamp(min=1.0 / peers.count)
+    if not normalize:
+        return advantage, share
+    centred = advantage - peers.mean((advantage * share).sum(-1, keepdim=True))
+    return centred / (peers.mean((centred.square() * share).sum(-1, keepdim=True)).sqrt() + 1e-8), share
 
 
 def make(experiment: Experiment, model: nn.Module) -> A2C:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms import ALONE
-from phalanx.algorithms.a2c import log_probabilities, mean_shares, normalised
+from phalanx.algorithms.a2c import log_probabilities, over_the_batch
 from phalanx.algorithms.returns import policy_batch
 from phalanx.algorithms.schedules import towards
 from phalanx.config import Experiment, PPOConfig
@@ -32,21 +32,27 @@ class PPO:
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
     ) -> Iterator[RolloutRows]:
-        rollout = experience.take()
-        rows = self._in_stable_buffers(policy_batch(rollout, self.discount(now()), self.config.gae_lambda))
-        size = rows.action.shape[0] // self.config.minibatches
-        for _ in range(self.config.epochs):
-            order = torch.randperm(rows.action.shape[0], generator=generator, device=rows.action.device)
-            for chosen in order.split(size):
+        rollout, config = experience.take(), self.config
+        computed = policy_batch(rollout, self.discount(now()), config.gae_lambda)
+        rows = self._in_stable_buffers(computed)
+        count, device = rows.action.shape[0], rows.action.device
+        for _ in range(config.epochs):
+            order = torch.randperm(count, generator=generator, device=device).view(config.minibatches, -1)
+            advantage, weight = computed.advantage[order], computed.weight[order]
+            advantage, share = over_the_batch(advantage, weight, config.normalize_advantage, self.peers)
+            rows.advantage.index_copy_(0, order.flatten(), advantage.flatten())
+            rows.weight.index_copy_(0, order.flatten(), share.flatten())
+            for chosen in order:
                 yield RolloutRows(chosen, rows, rollout.frames)
 
     def _in_stable_buffers(self, rows: PolicyBatch) -> PolicyBatch:
-        """The same rows, with what is no part of the rollout in the same memory for every rollout of that size."""
+        """The same rows, with what is no part of the rollout in memory of their own, the same for every rollout of that
+        size. An epoch writes there what its minibatches are to learn from."""
         computed = {"returns": rows.returns, "advantage": rows.advantage, "weight": rows.weight}
         for name, values in computed.items():
             buffer = self.stable_buffers.get(name)
             fits = buffer is not None and buffer.shape == values.shape
-            self.stable_buffers[name] = buffer.copy_(values) if buffer is not None and fits else values
+            self.stable_buffers[name] = buffer.copy_(values) if buffer is not None and fits else values.clone()
         return replace(rows, **self.stable_buffers)
 
     def state(self) -> dict[str, Any]:
@@ -63,11 +69,7 @@ class PPO:
         log_probs, probs = log_probabilities(logits)
         log_ratio = log_probs.gather(1, batch.action[:, None]).squeeze(1) - batch.log_prob
         ratio = log_ratio.exp()
-        share = mean_shares(batch.weight, self.peers)
-        advantage = batch.advantage
-        if config.normalize_advantage:
-            advantage = normalised(advantage, share, self.peers)
-        fixed = ratio.detach()
+        advantage, fixed = batch.advantage, ratio.detach()
         limited = fixed.clamp(1 - clip, 1 + clip)
         # the lesser of both objectives; the limited one has no gradient, which autograd would find out in 19 kernels
         surrogate = torch.where(fixed * advantage > limited * advantage, limited, ratio) * advantage
@@ -83,7 +85,7 @@ class PPO:
             fixed - 1 - log_ratio.detach(),
             (fixed != limited).float(),
         ]
-        means = (torch.stack(rows) * share).sum(1)
+        means = (torch.stack(rows) * batch.weight).sum(1)
         policy_loss, value_loss, entropy = means[:3]
         total = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         names = ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/clipped")

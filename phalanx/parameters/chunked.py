@@ -30,7 +30,7 @@ from torch import Tensor
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import Adam, Clip, Rule, State
-from phalanx.runtime.pages import lock_pages
+from phalanx.runtime.pages import lock_pages_for
 from phalanx.types import Gradient
 
 ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
@@ -134,8 +134,8 @@ class CentralParameters:
         return everything[0], dict(zip(self.layout.vectors, everything[1:], strict=True))
 
     def lock_pages(self) -> None:
-        """Have a GPU read and write the memory directly, for as long as this process lives."""
-        lock_pages(np.frombuffer(self._memory, np.uint8))
+        """Have a GPU read and write the memory directly."""
+        lock_pages_for(self, np.frombuffer(self._memory, np.uint8))
 
     def lock(self, chunk: int) -> bool:
         """Take the lock of a chunk, if nobody else has it."""

@@ -205,7 +205,7 @@ def make_learner(
         "timing": timing,
         "seed": number(experiment.run.seed, Role.LEARNING, share.rank),
     }
-    if compute.graphs and (store.capturable or peers is ALONE):  # a graph holds no statistics of others
+    if compute.graphs:
         from phalanx.learning.graph_learner import GraphLearner
 
         return GraphLearner(report=tell, **parts)

@@ -49,15 +49,15 @@ class Group:
         self.device = device
         self._dist = dist
         self._on_host: dict[tuple[int, torch.dtype], Tensor] = {}  # page-locked copies of tensors of a GPU, by size
-        self._numbers: Any = None  # exchanges small tensors of the host
-        self._tensors: Any = None  # exchanges large ones, where they are
+        self._numbers: Any = None  # exchanges tensors of the host
+        self._tensors: Any = None  # exchanges those of GPUs, where NCCL does
         try:
             with losses():
                 options = dist.ProcessGroupGloo._Options()
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
                 options._timeout = timedelta(seconds=FORMING_TIMEOUT)
                 place = dist.PrefixStore(f"group-{number}", store)
-                self._numbers = self._tensors = dist.ProcessGroupGloo(place, rank, size, options)
+                self._numbers = dist.ProcessGroupGloo(place, rank, size, options)
                 self._numbers.barrier().wait(timedelta(seconds=FORMING_TIMEOUT))
                 if nccl:
                     place = dist.PrefixStore(f"nccl-{number}", store)
@@ -73,10 +73,10 @@ class Group:
         with losses():
             if tensor.is_cuda and not self.capturable:
                 host = self._host_copy(tensor)
-                self._sum(self._tensors, host)
+                self._sum(self._numbers, host)
                 tensor.copy_(host.view(tensor.shape))
             else:
-                self._sum(self._tensors, tensor)
+                self._sum(self._tensors if tensor.is_cuda else self._numbers, tensor)
         tensor.div_(self.size)
 
     def gather(self, row: np.ndarray) -> np.ndarray:

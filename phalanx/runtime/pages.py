@@ -20,6 +20,12 @@ def lock_pages(memory: np.ndarray) -> None:
         raise RunError(f"cannot lock {memory.nbytes / 2**20:,.0f} MiB of host memory for the GPU (CUDA error {code})")
 
 
+def lock_pages_for(owner: object, memory: np.ndarray) -> None:
+    """The same for as long as `owner` is there."""
+    lock_pages(memory)
+    weakref.finalize(owner, _release, memory).atexit = False
+
+
 def unlock_pages(memory: np.ndarray) -> None:
     torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
@@ -41,9 +47,8 @@ def mapped(array: np.ndarray, device: torch.device) -> Tensor:
 def mapped_zeros(shape: tuple[int, ...], dtype: np.dtype, device: torch.device) -> Tensor:
     """A tensor of the device that lies in page-locked memory of its own, which goes when the tensor does."""
     array = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * dtype.itemsize), dtype)
-    lock_pages(array)
     memory = _Mapped(array.reshape(shape))
-    weakref.finalize(memory, _release, array).atexit = False
+    lock_pages_for(memory, array)
     return torch.as_tensor(memory, device=device)
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.algorithms.a2c import A2C, mean_shares, normalised
+from phalanx.algorithms.a2c import A2C, over_the_batch
 from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
@@ -32,7 +32,8 @@ def setting():
         logits, value = model(stacks, history)
     log_prob = torch.log_softmax(logits, 1).gather(1, action[:, None]).squeeze(1)
     advantage, weight = torch.randn(ROWS), (torch.rand(ROWS) > 0.2).float()
-    batch = PolicyBatch(stacks, history, action, log_prob, value, value + advantage, advantage, weight)
+    _, share = over_the_batch(advantage, weight, normalize=False)
+    batch = PolicyBatch(stacks, history, action, log_prob, value, value + advantage, advantage, share)
     return model, FlatParameters(model), batch
 
 
@@ -58,7 +59,7 @@ def test_the_policy_loss_is_the_papers_clipped_objective(seed, spread, clip):
     log_prob = torch.log_softmax(logits, 1).gather(1, action[:, None]).squeeze(1)
     old = log_prob.detach() + spread * torch.randn(64, generator=generator) * (torch.arange(64) % 4 > 0)
     advantage, nothing = torch.randn(64, generator=generator), torch.zeros(64)
-    batch = PolicyBatch(nothing, nothing, action, old, nothing, nothing, advantage, torch.ones(64))
+    batch = PolicyBatch(nothing, nothing, action, old, nothing, nothing, advantage, torch.full((64,), 1 / 64))
     config = PPOConfig(normalize_advantage=False, value_coef=0.0, entropy_coef=0.0)
     loss = PPO(config, total_steps=1).loss(lambda *_: (logits, nothing), batch, {"clip": torch.tensor(clip)})
     (ours,) = torch.autograd.grad(loss.total, logits, retain_graph=True)
@@ -108,8 +109,17 @@ def test_rows_of_weight_zero_count_for_nothing(setting):
 
 def test_normalised_advantages_have_no_mean_and_unit_deviation_over_the_rows_that_count():
     advantage, weight = torch.tensor([1.0, 5.0, 3.0, 100.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
-    rows = normalised(advantage, mean_shares(weight))[:3]
-    assert torch.allclose(rows, torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5))
+    rows, share = over_the_batch(advantage, weight, normalize=True)
+    assert torch.allclose(rows[:3], torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5))
+    assert torch.allclose(share, weight / 3)
+
+
+def test_minibatches_are_normalised_each_by_itself():
+    advantage, weight = torch.randn(3, 16), (torch.rand(3, 16) > 0.3).float()
+    together = over_the_batch(advantage, weight, normalize=True)
+    for number in range(3):
+        alone = over_the_batch(advantage[number], weight[number], normalize=True)
+        torch.testing.assert_close([both[number] for both in together], list(alone), rtol=0, atol=0)
 
 
 def test_the_discount_moves_on_the_clock_of_steps():
