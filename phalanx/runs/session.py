@@ -77,7 +77,7 @@ class Session:
         self.source: Source | None = None
         self.numbers: dict[str, float] = {}  # of the newest report
         self._forget_window()
-        self.last_record = (self.began, 0)
+        self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
         self.next_evaluation = 0
 
     def run(self, topology: Callable[[Experiment, Session], None]) -> int:
@@ -168,7 +168,9 @@ class Session:
         """One line in metrics.jsonl and on the screen."""
         assert self.logger is not None
         progress, now = self.progress, time.perf_counter()
-        then, steps_then = self.last_record
+        if now - self.last_record[0] >= self.experiment.run.log_every / 2:  # else the last one was cut short by the end
+            self.speed_since = self.last_record
+        then, steps_then = self.speed_since
         self.last_record = (now, progress.steps)
         shares, rows = self.timing.shares(), self.lags.total()
         self.logger.record(
@@ -231,7 +233,7 @@ class Session:
             self.logger.rewind(source.progress.steps)
             save(self.experiment, self.directory / "config.json")  # flags may have changed it
         self.progress = progress = source.progress
-        self.last_record = (time.perf_counter(), progress.steps)
+        self.last_record = self.speed_since = (time.perf_counter(), progress.steps)
         self.keeper.begin(progress)
         self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         self._forget_window()

@@ -8,11 +8,14 @@ import itertools
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from phalanx.config import AtariConfig, GymnasiumConfig, RunConfig
+from phalanx.config.presets import preset
 from phalanx.errors import RunError, UserError
 from phalanx.learning.learner import Learner
 from phalanx.replica.replica import Replica
@@ -24,6 +27,7 @@ from phalanx.runs.session import Session
 from phalanx.runtime.signals import Interrupted
 from phalanx.sampling.evaluator import evaluation_env
 from phalanx.topologies import serial
+from phalanx.types import Progress
 from whole_runs import ATARI, newest, records, same
 
 REQUIRED = (
@@ -125,6 +129,19 @@ class TestRecords:
         assert train("a2c-catch", "--topology", "serial", steps=10_000) == 143
         assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps == 4 * 128
         assert "steps 512 " in capsys.readouterr().out
+
+    def test_the_speed_of_a_short_last_window_is_that_of_a_whole_one(self, tmp_path, monkeypatch):
+        """Many replicas have stepped since the last report when the run ends, in next to no time since the record."""
+        clock, speeds = [0.0], []
+        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+        experiment = dataclasses.replace(preset("a2c-catch"), run=RunConfig(log_every=2.0))
+        session = Session(experiment, tmp_path, Checkpoints(tmp_path, keep=1, report=pytest.fail))
+        session.frames_per_step = 1
+        session.logger = SimpleNamespace(record=lambda values: speeds.append(values["sps"]))
+        for seconds, steps in ((2.0, 200), (4.0, 600), (4.01, 700)):
+            clock[0], session.progress = seconds, Progress(steps=steps)
+            session.record()
+        assert speeds == pytest.approx([100.0, 200.0, 500 / 2.01])
 
     def test_evaluations_are_recorded_and_change_nothing(self, train, tmp_path):
         assert train("a2c-catch", "--run.eval-every", 256, "--run.eval-games", 3, steps=1000) == 0
