@@ -162,6 +162,10 @@ class Node:
             self.queue.put([Segment(**segment) for segment in games["queue"]], reserved=0)
             self.questions.begun += int(self.segments.position.sum() + self.segments.waiting.sum())
 
+    def predictions(self) -> int:
+        """Actions chosen so far."""
+        return sum(predictor.predictions for predictor in self._predictors)
+
     def leave(self) -> None:
         """Nothing of a node has to be finished first."""
 
@@ -207,7 +211,7 @@ class Node:
         """Rates, depths and counts for the record; TPS as in the paper, which counts segments."""
         counts = np.array(
             [
-                sum(predictor.predictions for predictor in self._predictors),
+                self.predictions(),
                 sum(predictor.forwards for predictor in self._predictors),
                 sum(predictor.depths for predictor in self._predictors),
                 sum(trainer.segments for trainer in self._trainers),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from phalanx.parameters.flat import FlatParameters
 from phalanx.runtime.clocks import Clocks
@@ -87,17 +86,14 @@ class Questions:
     def _look(self) -> Taken | None:
         waiting = self._waiting()
         self.depth = len(waiting)
-        if not len(waiting):
-            self.held = 0
+        taken = self._free(np.roll(waiting, -np.searchsorted(waiting, self.next_in_round)))
+        if not len(taken.agents):
             return None
-        turn = np.searchsorted(waiting, self.next_in_round)
-        free = self._free(np.roll(waiting, -turn))
-        if not len(free.agents):
-            return None
-        self.next_in_round = int(free.agents[-1]) + 1
-        self.taken_at[free.agents] = self.agents.exchange.dones[0, free.agents]
-        self.resting[free.agents] = ~free.goes_on
-        return free
+        self.next_in_round = int(taken.agents[-1]) + 1
+        self.taken_at[taken.agents] = self.agents.exchange.dones[0, taken.agents]
+        self.resting[taken.agents] = ~taken.goes_on
+        self.begun += self.agents.envs_per_agent * int(taken.goes_on.sum())
+        return taken
 
     def _waiting(self) -> np.ndarray:
         arrived = self.agents.arrived()
@@ -106,39 +102,26 @@ class Questions:
         return arrived[news | back]
 
     def _free(self, waiting: np.ndarray) -> Taken:
-        """The first of those that need not wait for room."""
-        agents, each, left = self.agents, self.agents.envs_per_agent, self.last_step - self.begun
-        chosen: list[int] = []
-        goes_on, rows, ended, reserved = [], [], [], 0
-        self.held = 0
-        for agent in waiting.tolist():
-            if len(chosen) == self.most:
-                break
-            own = agents.rows_of(np.array([agent]))
-            stays = agent < agents.playing and left > 0
-            ends = self._ends(own, stays)
-            needed = int(ends.sum())
-            if not self.queue.reserve(needed):
-                self.held += 1
-                continue
-            left -= each if stays else 0
-            reserved += needed
-            chosen.append(agent)
-            goes_on.append(stays)
-            rows.append(own)
-            ended.append(ends)
-        self.begun += each * sum(goes_on)
-        if not chosen:
-            return Taken(np.array([], np.int64), np.array([], np.bool_), waiting[:0], waiting[:0], 0)
+        """The first of those that need not wait for room in the queue of segments."""
+        segments, step, each = self.segments, self.agents.step, self.agents.envs_per_agent
+        rows = self.agents.rows_of(waiting).reshape(-1, each)
+        goes_on = waiting < self.agents.playing
+        goes_on &= goes_on.cumsum() <= -(-(self.last_step - self.begun) // each)
+        over = step.terminated[rows] | step.truncated[rows] | step.cut[rows] | ~goes_on[:, None]
+        ended = segments.waiting[rows] & (over | (segments.position[rows] + 1 == segments.horizon))
+        needed = ended.sum(1)
+        needing = np.flatnonzero(needed)
+        first = np.ones(len(waiting), np.bool_)
+        first[needing[self.most :]] = False
+        granted = self.queue.reserve(needed[needing[: self.most]].tolist())
+        first[needing[granted:]] = False
+        self.held = len(needing) - granted
+        chosen = np.flatnonzero(first)
+        self.queue.give_back(int(needed[chosen[self.most :]].sum()))
+        chosen = chosen[: self.most]
         return Taken(
-            np.array(chosen), np.array(goes_on, np.bool_), np.concatenate(rows), np.concatenate(ended), reserved
+            waiting[chosen], goes_on[chosen], rows[chosen].ravel(), ended[chosen].ravel(), int(needed[chosen].sum())
         )
-
-    def _ends(self, rows: np.ndarray, goes_on: bool) -> np.ndarray:
-        """Which of these rows have just completed a segment, or must end it early?"""
-        segments, step = self.segments, self.agents.step
-        over = step.terminated[rows] | step.truncated[rows] | step.cut[rows] | (not goes_on)
-        return segments.waiting[rows] & (over | (segments.position[rows] + 1 == segments.horizon))
 
 
 class Predictor:
@@ -200,12 +183,13 @@ class Predictor:
         stacks, history = segments.stacks(rows)
         uniform = torch.rand(len(rows), generator=self.generator, device=segments.device)
         output = self.policy.act(stacks, history, uniform, torch.from_numpy(rows))
-        self._end_segments(rows, taken, output.value)
-        goes_on = np.repeat(taken.goes_on, agents.envs_per_agent)
-        if goes_on.any():
-            acting, chosen = rows[goes_on], output[torch.from_numpy(goes_on)]
-            segments.choose(acting, chosen, self.version)
-            agents.exchange.action[acting] = chosen.action.cpu().numpy()
+        action, log_prob, value = (of_rows.cpu().numpy() for of_rows in (output.action, output.log_prob, output.value))
+        if taken.ended.any():
+            self._end_segments(rows[taken.ended], value[taken.ended], taken.reserved)
+        acts = np.repeat(taken.goes_on, agents.envs_per_agent)
+        if acts.any():
+            segments.choose(rows[acts], action[acts], log_prob[acts], value[acts], self.version)
+            agents.exchange.action[rows[acts]] = action[acts]
             agents.request(taken.agents[taken.goes_on])
         self.predictions += len(rows)
         self.forwards += 1
@@ -231,9 +215,8 @@ class Predictor:
             stacks, history = segments.last_stacks(rows, self.questions.agents.step, self.decode)
             segments.set_last_value(rows, self.policy.value(stacks, history))
 
-    def _end_segments(self, rows: np.ndarray, taken: Taken, value: Tensor) -> None:
-        if taken.ended.any():
-            whole = self.questions.segments.close(rows[taken.ended], value[torch.from_numpy(taken.ended)])
-            with self.counting:
-                self.clocks.count(steps=sum(segment.counted for segment in whole))
-            self.questions.queue.put(whole, taken.reserved)
+    def _end_segments(self, rows: np.ndarray, value: np.ndarray, reserved: int) -> None:
+        whole = self.questions.segments.close(rows, value)
+        with self.counting:
+            self.clocks.count(steps=sum(segment.counted for segment in whole))
+        self.questions.queue.put(whole, reserved)

@@ -21,120 +21,140 @@ import torch
 from torch import Tensor
 
 from phalanx.sampling.answers import Decoder, allocate_rollout, to_device
-from phalanx.types import EnvSpec, EnvStep, PolicyOutput, Rollout
+from phalanx.types import EnvSpec, EnvStep, Rollout
 
 
 @dataclass
 class Segment:
     """Steps of one environment, as columns of a rollout."""
 
-    columns: dict[str, Tensor]  # [T, ...] each, or [T+1, ...], as in a rollout
+    frames: Tensor  # [S-1 + T+1, *frame], on the device
+    columns: dict[str, np.ndarray]  # everything else of a rollout, [T] or [T+1]
     steps: int  # that were taken, fewer than T in a short one
     counted: int  # those of them that may be learnt from
 
 
 class OpenSegments:
-    """The segments that agents are at. Different threads may work on different rows at the same time."""
+    """The segments that agents are at, a row for each environment. Frames are on the device of the network, all the
+    rest is on the host. Different threads may work on different rows at the same time."""
 
     def __init__(self, spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device) -> None:
-        self.rollout = allocate_rollout(spec, environments, stack, horizon, device)
         self.stack = stack
         self.horizon = horizon
         self.device = device
+        empty = allocate_rollout(spec, environments, stack, horizon, torch.device("meta"))
+        self.frames = torch.zeros((environments, *empty.frames[:, 0].shape), dtype=empty.frames.dtype, device=device)
+        self.columns = {
+            name: torch.zeros((environments, len(like)), dtype=like.dtype).numpy()
+            for name, like in empty.tensors().items()
+            if name != "frames"
+        }
         self.position = np.zeros(environments, np.int64)  # steps of its segment that each environment has taken
         self.waiting = np.zeros(environments, np.bool_)  # was an action chosen whose outcome has not been received?
         self.begun = np.zeros(environments, np.bool_)  # was its first frame received?
 
     def receive(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> None:
         """Take in what the environments of these rows have done."""
-        rollout, waited = self.rollout, self.waiting[rows]
+        columns, waited = self.columns, self.waiting[rows]
         acted = rows[waited]
-        at, of = self._index(self.position[acted]), self._index(acted)
-        rollout.reward[at, of] = to_device(step.reward[acted], self.device)
-        rollout.terminated[at, of] = to_device(step.terminated[acted], self.device)
-        rollout.truncated[at, of] = to_device(step.truncated[acted], self.device)
-        rollout.cut[at, of] = to_device(step.cut[acted], self.device)
+        place = acted, self.position[acted]
+        columns["reward"][place] = step.reward[acted]
+        columns["terminated"][place] = step.terminated[acted]
+        columns["truncated"][place] = step.truncated[acted]
+        columns["cut"][place] = step.cut[acted]
         self.position[acted] += 1
         news = waited | ~self.begun[rows]  # not of one that has rested since its step was received
         rows, waited = rows[news], waited[news]
         self.waiting[rows], self.begun[rows] = False, True
-        now, of = self._index(self.position[rows]), self._index(rows)
-        rollout.frames[now + (self.stack - 1), of] = decode(to_device(step.observation[rows], self.device))
-        longer = (rollout.history[(now - 1).clamp(min=0), of] + 1).clamp(max=self.stack)
-        first = to_device(step.first[rows] | ~waited, self.device)
-        rollout.history[now, of] = longer.masked_fill(first, 1)
+        now = self.position[rows]
+        frames = decode(to_device(step.observation[rows], self.device))
+        self._single_frames.index_copy_(0, self._places(rows, now + (self.stack - 1)), frames)
+        longer = np.minimum(columns["history"][rows, np.maximum(now - 1, 0)] + 1, self.stack)
+        columns["history"][rows, now] = np.where(step.first[rows] | ~waited, 1, longer)
 
     def stacks(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of these rows: [N, S, *frame] and the history."""
-        now, of = self._index(self.position[rows]), self._index(rows)
-        return self.rollout.frames[now[:, None] + self._ahead(), of[:, None]], self.rollout.history[now, of]
+        now = self.position[rows]
+        return self._stacks(rows, now, self.stack), to_device(self.columns["history"][rows, now], self.device)
 
     def last_stacks(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> tuple[Tensor, Tensor]:
         """The same as of the true last observations of episodes that these rows have just truncated."""
-        before, of = self._index(self.position[rows] - 1), self._index(rows)
-        older = self.rollout.frames[before[:, None] + 1 + self._ahead()[:-1], of[:, None]]
+        before = self.position[rows] - 1
         last = decode(to_device(step.last_observation[rows], self.device))
-        history = (self.rollout.history[before, of] + 1).clamp(max=self.stack)
-        return torch.cat([older, last[:, None]], dim=1), history
+        stacks = torch.cat([self._stacks(rows, before + 1, self.stack - 1), last[:, None]], dim=1)
+        history = np.minimum(self.columns["history"][rows, before] + 1, self.stack)
+        return stacks, to_device(history, self.device)
 
     def set_last_value(self, rows: np.ndarray, value: Tensor) -> None:
         """The values of those observations."""
-        self.rollout.last_value[self._index(self.position[rows] - 1), self._index(rows)] = value
+        self.columns["last_value"][rows, self.position[rows] - 1] = value.cpu().numpy()
 
-    def choose(self, rows: np.ndarray, output: PolicyOutput, version: int) -> None:
+    def choose(
+        self, rows: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray, version: int
+    ) -> None:
         """The actions that the environments of these rows take next, and what the policy said of them."""
-        now, of = self._index(self.position[rows]), self._index(rows)
-        self.rollout.action[now, of] = output.action
-        self.rollout.log_prob[now, of] = output.log_prob
-        self.rollout.value[now, of] = output.value
-        self.rollout.last_value[now, of] = 0.0
-        self.rollout.version[now.cpu(), of.cpu()] = version
+        columns, place = self.columns, (rows, self.position[rows])
+        columns["action"][place] = action
+        columns["log_prob"][place] = log_prob
+        columns["value"][place] = value
+        columns["last_value"][place] = 0.0
+        columns["version"][place] = version
         self.waiting[rows] = True
 
-    def close(self, rows: np.ndarray, value: Tensor) -> list[Segment]:
+    def close(self, rows: np.ndarray, value: np.ndarray) -> list[Segment]:
         """End the segments of these rows, which led to states of these values, and begin new ones there. A segment from
         which nothing can be learnt is dropped."""
-        self.rollout.value[self._index(self.position[rows]), self._index(rows)] = value
-        segments = [self._close(int(row)) for row in rows]
+        self.columns["value"][rows, self.position[rows]] = value
+        segments = [self._close(row) for row in rows.tolist()]
         return [segment for segment in segments if segment.counted]
 
     def _close(self, row: int) -> Segment:
-        rollout, steps = self.rollout, int(self.position[row])
-        columns = {name: tensor[:, row].clone() for name, tensor in rollout.tensors().items()}
-        columns["cut"][steps:] = True
-        for name in ("reward", "last_value", "terminated", "truncated"):
-            columns[name][steps:] = 0
-        columns["frames"][self.stack + steps :] = 0
-        rollout.frames[: self.stack, row] = columns["frames"][steps : steps + self.stack]
-        rollout.history[0, row] = columns["history"][steps]
+        steps, frames = int(self.position[row]), self.frames[row].clone()
+        columns = {name: column[row].copy() for name, column in self.columns.items()}
+        self.frames[row, : self.stack] = frames[steps : steps + self.stack]
+        self.columns["history"][row, 0] = columns["history"][steps]
         self.position[row] = 0
-        return Segment(columns, steps, steps - int(columns["cut"][:steps].sum()))
+        if steps < self.horizon:
+            frames[self.stack + steps :] = 0
+            columns["cut"][steps:] = True
+            for name in ("reward", "last_value", "terminated", "truncated"):
+                columns[name][steps:] = 0
+        return Segment(frames, columns, steps, steps - int(columns["cut"][:steps].sum()))
 
     def state(self) -> dict[str, Any]:
-        return {
-            "rollout": {name: tensor.clone() for name, tensor in self.rollout.tensors().items()},
-            "position": self.position.copy(),
-            "waiting": self.waiting.copy(),
-            "begun": self.begun.copy(),
-        }
+        arrays = {name: getattr(self, name).copy() for name in ("position", "waiting", "begun")}
+        columns = {name: column.copy() for name, column in self.columns.items()}
+        return {"frames": self.frames.clone(), "columns": columns, **arrays}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rollout.load(state["rollout"])
+        self.frames.copy_(state["frames"])
+        for name, column in self.columns.items():
+            column[:] = state["columns"][name]
         for name in ("position", "waiting", "begun"):
             getattr(self, name)[:] = state[name]
 
-    def _index(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(self.device)
+    @property
+    def _single_frames(self) -> Tensor:
+        """All frames of all rows in one line: whole frames are copied, not single bytes of many."""
+        return self.frames.flatten(0, 1)
 
-    def _ahead(self) -> Tensor:
-        return torch.arange(self.stack, device=self.device)
+    def _stacks(self, rows: np.ndarray, start: np.ndarray, count: int) -> Tensor:
+        places = self._places(rows[:, None], start[:, None] + np.arange(count))
+        chosen = self._single_frames.index_select(0, places.view(-1))
+        return chosen.view(len(rows), count, *chosen.shape[1:])
+
+    def _places(self, rows: np.ndarray, frames: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows * self.frames.shape[1] + frames).to(self.device)
 
 
 def merged(segments: Sequence[Segment]) -> Rollout:
     """A rollout whose environments are the segments."""
-    names = segments[0].columns
-    columns: dict[str, Any] = {name: torch.stack([segment.columns[name] for segment in segments], 1) for name in names}
-    return Rollout(**columns)
+    device = segments[0].frames.device
+    columns: dict[str, Any] = {}
+    for name in segments[0].columns:
+        column = torch.from_numpy(np.stack([segment.columns[name] for segment in segments], 1))
+        columns[name] = column if name == "version" else column.to(device)
+    return Rollout(frames=torch.stack([segment.frames for segment in segments], 1), **columns)
 
 
 class SegmentQueue:
@@ -155,14 +175,22 @@ class SegmentQueue:
     def room(self) -> int:
         return self.bound - len(self.segments) - self.promised
 
-    def reserve(self, count: int) -> bool:
-        """Keep places for so many segments; True if they may be closed. An agent with several environments may close
-        more at once than there is room for, if there is any."""
+    def reserve(self, counts: Sequence[int]) -> int:
+        """Keep places for so many segments of each of several agents; how many of the agents got theirs. One with
+        several environments may close more at once than there is room for, if there is any."""
         with self.changed:
-            if count and self.room <= 0:
-                return False
-            self.promised += count
-            return True
+            granted = 0
+            for count in counts:
+                if self.room <= 0:
+                    break
+                self.promised += count
+                granted += 1
+            return granted
+
+    def give_back(self, places: int) -> None:
+        """Places that were kept are not needed."""
+        with self.changed:
+            self.promised -= places
 
     def put(self, segments: Sequence[Segment], reserved: int) -> None:
         """Into the places that were reserved for them, of which some may not be needed."""
