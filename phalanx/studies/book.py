@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import UserError, tell
+from phalanx.errors import RunError, UserError, require, tell
 from phalanx.figure import Panel, chart
 from phalanx.files import write_whole
 
@@ -25,11 +25,10 @@ class Book:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if any(directory.iterdir()):
-                raise UserError(f"{directory} is not empty; choose another --directory")
+            empty = not directory.exists() or not any(directory.iterdir())
         except OSError as error:
-            raise UserError(f"cannot make {directory} ({error.strerror}); choose another --directory") from None
+            raise UserError(f"cannot read {directory} ({error.strerror}); choose another --directory") from None
+        require(empty, f"{directory} is not empty; choose another --directory")
 
     def asked(self, question: dict[str, Any]) -> None:
         """What the study was asked to do, so that it can be done again."""
@@ -52,9 +51,10 @@ class Book:
 
     def _write(self, name: str, text: str) -> None:
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / name, text)
         except OSError as error:
-            raise UserError(f"cannot write {self.directory / name} ({error.strerror})") from None
+            raise RunError(f"cannot write {self.directory / name} ({error.strerror})") from None
 
 
 def rounded(value: Any) -> Any:
