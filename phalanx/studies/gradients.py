@@ -32,6 +32,12 @@ from phalanx.types import PolicyBatch
 ORTHOGONAL = 1 / math.sqrt(2)
 """Cosine of a vector with the sum of it and another one, as long and orthogonal to it."""
 
+MEASURES = {
+    "cosine": "half and whole",
+    "cosine_together": "half and whole, all updates as one vector",
+    "cosine_between_halves": "half and other half",
+}
+
 
 @dataclass(frozen=True)
 class StudyOptions(Options):
@@ -47,18 +53,28 @@ class StudyOptions(Options):
     """Parts of a training that are averaged over and become a row of the data."""
 
 
-@dataclass
 class Cosines:
     """Of the gradients of one part of a training."""
 
-    with_whole: list[float] = dataclasses.field(default_factory=list)
-    between_halves: list[float] = dataclasses.field(default_factory=list)
+    def __init__(self) -> None:
+        self.with_whole: list[float] = []
+        self.between_halves: list[float] = []
+        self.squares = self.squares_of_halves = 0.0  # sums over all updates
 
     def add(self, first: Tensor, second: Tensor) -> None:
         """The gradients of two halves, whose sum is that of the whole; either half is compared with it."""
         whole = first + second
         self.with_whole.append((cosine(first, whole) + cosine(second, whole)) / 2)
         self.between_halves.append(cosine(first, second))
+        self.squares += float(whole.square().sum())
+        self.squares_of_halves += float(first.square().sum() + second.square().sum())
+
+    @property
+    def together(self) -> float:
+        """The cosine of half and whole if the gradients of all updates are taken for one long vector. It is 1/sqrt 2
+        for orthogonal halves even where one half of an update is much longer than the other, as after a rare reward:
+        the mean of single cosines is less then."""
+        return math.sqrt(self.squares / (2 * self.squares_of_halves)) if self.squares_of_halves else math.nan
 
 
 class LookedInto:
@@ -93,7 +109,8 @@ def run(options: StudyOptions, flags: list[str], book: Book) -> None:
             "gradients", f"Gradients of half a batch and the whole, {base.preset} on {base.env.name}", draw(rows)
         )
         last = summary(rows)[-1]
-        book.say(f"{last[0]} environments: cosine {last[1]:.3f} of half and whole, {last[2]:.3f} between the halves")
+        words = ", ".join(f"{MEASURES[name]} {last[name]:.3f}" for name in MEASURES)
+        book.say(f"{last['environments']} environments: cosines: {words}")
 
 
 def with_environments(experiment: Experiment, count: int) -> Experiment:
@@ -106,13 +123,15 @@ def measure(experiment: Experiment, options: StudyOptions) -> list[Row]:
     environments = experiment.sampler.environments
     with running_replica(experiment) as replica:
         assert isinstance(replica, Replica)
-        learner, cosines = replica.learner, Cosines()
+        learner, found = replica.learner, [Cosines()]
 
         def look(batch: PolicyBatch) -> None:
-            cosines.add(*(gradient_of(learner, half) for half in halves(batch, environments)))
+            found[-1].add(*(gradient_of(learner, half) for half in halves(batch, environments)))
 
         learner.algorithm = LookedInto(learner.algorithm, look)
         for score in intervals(replica, options.steps, options.points):
+            cosines = found[-1]
+            found.append(Cosines())
             rows.append(
                 {
                     "environments": environments,
@@ -120,13 +139,12 @@ def measure(experiment: Experiment, options: StudyOptions) -> list[Row]:
                     "steps": replica.progress.steps,
                     "updates": replica.progress.updates,
                     "cosine": mean(cosines.with_whole),
+                    "cosine_together": cosines.together,
                     "cosine_between_halves": mean(cosines.between_halves),
                     "count": len(cosines.with_whole),
                     "score": score,
                 }
             )
-            cosines.with_whole.clear()
-            cosines.between_halves.clear()
     return rows
 
 
@@ -145,28 +163,26 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
 
 
-def summary(rows: list[Row]) -> list[tuple[int, float, float]]:
+def summary(rows: list[Row]) -> list[Row]:
     """For each number of environments the mean cosines of the whole training."""
     return [
-        (
-            count,
-            weighted([row for row in rows if row["environments"] == count], "cosine"),
-            weighted([row for row in rows if row["environments"] == count], "cosine_between_halves"),
-        )
+        {"environments": count, **{name: average(rows, count, name) for name in MEASURES}}
         for count in dict.fromkeys(row["environments"] for row in rows)
     ]
 
 
-def weighted(rows: list[Row], name: str) -> float:
-    rows = [row for row in rows if row["count"]]
-    return sum(row[name] * row["count"] for row in rows) / sum(row["count"] for row in rows)
+def average(rows: list[Row], environments: int, name: str) -> float:
+    """Over all updates with so many environments."""
+    own = [row for row in rows if row["environments"] == environments and row["count"]]
+    return sum(row[name] * row["count"] for row in own) / sum(row["count"] for row in own)
 
 
 def draw(rows: list[Row]) -> list[Panel]:
     totals = summary(rows)
-    counts = [count for count, *_ in totals]
+    counts = [row["environments"] for row in totals]
     ends = [min(counts), max(counts)]
     steps = [0, max(row["steps"] for row in rows)]
+    expected = "orthogonal halves: 1/sqrt 2"
 
     def courses(name: str) -> list[Line]:
         return [
@@ -183,12 +199,15 @@ def draw(rows: list[Row]) -> list[Panel]:
 
     return [
         Panel(
-            "Half and whole, by batch size",
+            "By batch size",
             "environments",
             "mean cosine",
             [
-                Line("all updates", [(count, cosine) for count, cosine, _ in totals]),
-                Line("orthogonal halves: 1/sqrt 2", [(end, ORTHOGONAL) for end in ends], dashed=True),
+                *(
+                    Line(words, [(row["environments"], row[name]) for row in totals])
+                    for name, words in MEASURES.items()
+                ),
+                Line(expected, [(end, ORTHOGONAL) for end in ends], dashed=True),
             ],
             x_log=True,
         ),
@@ -198,7 +217,7 @@ def draw(rows: list[Row]) -> list[Panel]:
             "mean cosine",
             [
                 *courses("cosine"),
-                Line("orthogonal halves: 1/sqrt 2", [(step, ORTHOGONAL) for step in steps], dashed=True),
+                Line(expected, [(step, ORTHOGONAL) for step in steps], dashed=True),
             ],
         ),
         Panel("Score", "steps", "mean of the last 100 games", courses("score")),

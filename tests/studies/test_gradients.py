@@ -32,6 +32,7 @@ def test_halves_of_nothing_but_noise_are_orthogonal(batch):
     cosines = synthetic(0.0, batch)
     assert sum(cosines.with_whole) / 200 == pytest.approx(ORTHOGONAL, abs=2e-3)
     assert sum(cosines.between_halves) / 200 == pytest.approx(0.0, abs=3e-3)
+    assert cosines.together == pytest.approx(ORTHOGONAL, abs=2e-3)
 
 
 @pytest.mark.parametrize("batch", [2, 16, 128, 1024, 8192])
@@ -42,12 +43,25 @@ def test_the_cosine_rises_as_batches_outgrow_the_noise(batch):
     expected = math.sqrt((signal + noise / 2) / (signal + noise))
     assert sum(cosines.with_whole) / 200 == pytest.approx(expected, abs=5e-3)
     assert sum(cosines.between_halves) / 200 == pytest.approx(signal / (signal + noise), abs=1e-2)
+    assert cosines.together == pytest.approx(expected, abs=5e-3)
+
+
+def test_halves_of_unequal_length_lower_single_cosines_but_not_that_of_all_updates():
+    """Orthogonal ones, of which either may be ten times as long: (1 + 10) / 2 / sqrt(1 + 100), and 1/sqrt 2."""
+    generator, cosines = torch.Generator().manual_seed(0), Cosines()
+    for number in range(200):
+        pair = torch.randn(2, 4000, generator=generator)
+        pair[number % 2] *= 10
+        cosines.add(pair[0], pair[1])
+    assert sum(cosines.with_whole) / 200 == pytest.approx(11 / 2 / math.sqrt(101), abs=5e-3)
+    assert cosines.together == pytest.approx(ORTHOGONAL, abs=2e-3)
 
 
 def test_a_gradient_agrees_with_itself():
     vector = torch.randn(100, generator=torch.Generator().manual_seed(0))
     cosines = Cosines()
-    cosines.add(vector, 3 * vector)
+    cosines.add(vector, vector)
+    assert cosines.together == pytest.approx(1.0)
     assert cosines.with_whole[0] == pytest.approx(1.0) and cosines.between_halves[0] == pytest.approx(1.0)
     assert cosine(vector, -vector) == pytest.approx(-1.0)
 
