@@ -185,7 +185,7 @@ class Tuner:
             self._note_noise(known, measured.rate)
             return "odd"
         if self._odd == 2:  # everything has become faster or slower
-            factor = measured.rate / known.rate if known.rate else 1.0
+            factor = min(max(measured.rate / known.rate, 1e-3), 1e3) if known.rate else 1.0
             for one in self._memory.values():
                 one.rate *= factor
                 one.weight /= 2

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+MOST = 1e15  # nothing is counted so far, and no lag is so great
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class Window:
         if last is None:
             return None
         seconds, count = now - last[0], reading.count - last[1]
-        if not 0 <= seconds <= self.patience or not 0 <= count < math.inf:
+        if not 0 <= seconds <= self.patience or not 0 <= count < MOST:
             self.patience *= 2 if seconds > self.patience else 1  # readings may have become rare for good
             self._settle()
             return None
         self.patience = max(self.length / 4, min(self.patience, 4 * seconds))
         self.seconds += seconds
         self.count += count
-        if reading.lag is not None and math.isfinite(reading.lag):
+        if reading.lag is not None and 0 <= reading.lag < MOST:
             self.lag_sum, self.lag_count = self.lag_sum + count * reading.lag, self.lag_count + count
         for name, hint in reading.hints.items():
             self.hints[name] = self.hints.get(name, 0.0) + hint
