@@ -22,6 +22,7 @@ USAGE = """usage: phalanx COMMAND ...
   play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
   bench WHAT --json         measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
   plan PRESET [--flags]     what would run, without running
+  study NAME [--flags]      what learning is like: gradients, norms, secondary, lag; a figure and its data
   presets                   the presets, one line each
 
   --debug                   show the whole traceback of an error
@@ -34,6 +35,7 @@ COMMANDS = {
     "play": "phalanx.cli.play:play",
     "bench": "phalanx.bench:command",
     "plan": "phalanx.cli.plan:command",
+    "study": "phalanx.cli.study:command",
     "presets": "phalanx.cli.main:presets",
 }
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from phalanx.replica import team
+from phalanx.runs.session import Session
 from phalanx.runtime.child import Child
 from phalanx.runtime.share import divide_cores
 from whole_runs import descendants, newest, records, same
@@ -69,6 +70,23 @@ def test_versions_differ_within_a_rollout_that_is_polled(train, tmp_path):
     flags = replicas(2, "--topology.poll-every", 4)
     assert train(*LEARNERS["ppo"], *SMALL, *flags, "--run.log-every", 0.1, steps=20_000) == 0
     assert any(0 < line["lag_mean"] < line["lag_max"] for line in records(tmp_path / "run"))
+
+
+def test_seconds_behind_locks_and_in_updates_are_those_of_all_replicas(train, tmp_path, monkeypatch):
+    """Whoever reports last; records together hold the whole run, each its own part."""
+    told, note = [], Session.note
+
+    def listening(self, report):
+        told.append(report.store_seconds)
+        note(self, report)
+
+    monkeypatch.setattr(Session, "note", listening)
+    assert train(*LEARNERS["a2c"], *SMALL, *replicas(2), "--run.log-every", 0.1, steps=10_000) == 0
+    lines = records(tmp_path / "run")
+    for what in ("blocked", "updating"):
+        recorded = sum(line.get(f"{what}_seconds", 0.0) for line in lines)
+        assert recorded == pytest.approx(sum(seconds[what] for seconds in told))
+    assert sum(seconds["updating"] for seconds in told) > max(line.get("updating_seconds", 0.0) for line in lines)
 
 
 class TestResume:
