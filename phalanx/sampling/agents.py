@@ -118,20 +118,20 @@ class Agents(WorkerPool):
     def all_arrived(self, seconds: float) -> bool:
         """Wait until no agent steps any more, while nobody asks for steps."""
         deadline = time.monotonic() + seconds
-        while len(self.arrived()) < self.started:
+        while len(self.arrived()) < self.started or not all(self.up):
             if time.monotonic() > deadline:
                 return False
             self.look_after()
             self.wait(LOOK_AGAIN)
         return True
 
-    def state(self) -> dict[str, Any]:
-        """What the games go on from. No agent may be stepping."""
+    def state(self) -> dict[str, Any] | None:
+        """What the games go on from, while no agent steps; None if an agent is dead, as `look_after` will find."""
         slots: dict[int, Any] = {}
         for number in range(self.started):
             answer = self.workers[number].question("state")
             if not isinstance(answer, dict):
-                raise RunError(f"env worker {number} died while its state was asked for")
+                return None
             slots.update(answer)
         step = {name: getattr(self.step, name)[: len(slots)].copy() for name in vars(self.step)}
         return {"slots": [slots[row] for row in sorted(slots)], "step": step, "births": self.births}

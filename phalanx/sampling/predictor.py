@@ -152,6 +152,7 @@ class Predictor:
         self.generator = generator
         self.version = -1
         self.timing = Timing()
+        self.idle = 0.0  # seconds spent waiting for agents
         self.scores: list[float] = []  # of games that ended; appended here, taken elsewhere
         self.predictions = 0
         self.forwards = 0
@@ -163,6 +164,7 @@ class Predictor:
         taken = self.questions.take(seconds)
         now = time.perf_counter()
         self.timing.add("env", now - started)
+        self.idle += now - started
         if taken is not None:
             self.answer(taken)
             self.timing.add("infer", time.perf_counter() - now)
@@ -193,7 +195,7 @@ class Predictor:
             agents.request(taken.agents[taken.goes_on])
         self.predictions += len(rows)
         self.forwards += 1
-        self.depths += self.questions.depth
+        self.depths += self.questions.depth - self.questions.held
 
     def _refresh(self) -> None:
         """Take the newest parameters, if there are newer ones."""
