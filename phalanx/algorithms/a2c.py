@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms import ALONE, Peers
-from phalanx.algorithms.returns import policy_batch
+from phalanx.algorithms.returns import policy_batch, value_fit
 from phalanx.config import A2CConfig, Experiment
 from phalanx.seams import Latest
 from phalanx.types import Loss, PolicyBatch, Progress
@@ -25,13 +25,15 @@ class A2C:
 
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
-    ) -> Iterator[PolicyBatch]:
+    ) -> Generator[PolicyBatch, None, dict[str, Tensor]]:
         # One batch of all T*B rows; rows that were cut have weight 0, truncated ones bootstrap from `last_value`.
         config = self.config
         rows = policy_batch(experience.take(), config.discount, config.gae_lambda)
         advantage, share = over_the_batch(rows.advantage, rows.weight, config.normalize_advantage, self.peers)
         weight = share if config.reduction == "mean" else rows.weight * self.peers.count
+        fit = value_fit(rows)
         yield replace(rows, advantage=advantage, weight=weight)
+        return fit
 
     def state(self) -> dict[str, Any]:
         return {}

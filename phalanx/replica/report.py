@@ -26,6 +26,7 @@ class Report:
     metrics: dict[str, float]  # means of what the learner logged
     numbers: dict[str, float] = field(default_factory=dict)  # further ones for the record: the learning rate, say
     staleness: Counter[int] = field(default_factory=Counter)  # others' updates between pull and push -> times
+    lengths: list[int] = field(default_factory=list)  # steps of games that ended in it, where their start was seen
 
     def merged_with(self, newer: Report) -> Report:
         """Both as one; means of metrics are those of the newer one."""
@@ -36,6 +37,7 @@ class Report:
             lags=self.lags + newer.lags,
             seconds=seconds,
             staleness=self.staleness + newer.staleness,
+            lengths=self.lengths + newer.lengths,
         )
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from phalanx.config import Experiment
 from phalanx.config.stored import save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
-from phalanx.learning.averages import MetricAverager
+from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import make_evaluation_policy, make_network, replicas
 from phalanx.replica.report import Report, Source
@@ -67,6 +67,7 @@ class Session:
         self.prestarted = prestarted  # workers that were started before torch was loaded
         self.screen = screen or open_screen(goal_of(experiment))
         self.scores = ScoreWindow(100)
+        self.lengths: deque[int] = deque(maxlen=100)  # steps of the last games
         self.progress = Progress()
         self.stop_reason = ""
         self.events = 0
@@ -157,6 +158,7 @@ class Session:
         self.progress = report.progress
         self.numbers = report.numbers
         self.scores.add(np.array(report.scores))
+        self.lengths.extend(report.lengths)
         self.lags += report.lags
         self.staleness += report.staleness
         self.averages.add(report.metrics)
@@ -189,6 +191,7 @@ class Session:
                 "episodes": progress.episodes,
                 "score": self.scores.mean,
                 "best": self.scores.best,
+                **({"game_steps": sum(self.lengths) / len(self.lengths)} if self.lengths else {}),
                 "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
                 "lag_mean": sum(lag * count for lag, count in self.lags.items()) / rows if rows else 0.0,
                 "lag_max": max(self.lags, default=0),
@@ -197,7 +200,7 @@ class Session:
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 **self.numbers,
-                **self.averages.take(),
+                **explained_variance(self.averages.take()),
                 **(extra or {}),
             }
         )
