@@ -27,6 +27,7 @@ class Report:
     numbers: dict[str, float] = field(default_factory=dict)  # further ones for the record: the learning rate, say
     staleness: Counter[int] = field(default_factory=Counter)  # others' updates between pull and push -> times
     store_seconds: dict[str, float] = field(default_factory=dict)  # of a shared store: blocked by others, updating
+    lengths: list[int] = field(default_factory=list)  # steps of games that ended in it, where their start was seen
 
     def merged_with(self, newer: Report) -> Report:
         """Both as one; means of metrics are those of the newer one."""
@@ -38,6 +39,7 @@ class Report:
             seconds=seconds,
             staleness=self.staleness + newer.staleness,
             store_seconds=summed(self.store_seconds, newer.store_seconds),
+            lengths=self.lengths + newer.lengths,
         )
 
 
