@@ -1,21 +1,25 @@
-"""The tuner of a GA3C run: reads the node, asks the tuner, moves the numbers, keeps the history in `tuner.jsonl`."""
+"""The tuner of a GA3C run: reads the node, asks the tuner, moves the numbers, and keeps what was tried in the run's
+directory, as data (`tuner.jsonl`) and drawn (`tuner.svg`)."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from phalanx.config import Experiment, GA3CConfig
-from phalanx.files import open_to_append
+from phalanx.figure import Line, Panel, chart
+from phalanx.files import open_to_append, write_whole
 from phalanx.replica.node import Node
 from phalanx.replica.report import Report
 from phalanx.runtime.seeds import Role, stream
 from phalanx.topologies.plain_walk import PlainWalk
-from phalanx.topologies.tuner import Knob, Tuner
+from phalanx.topologies.tuner import Knob, Record, Tuner
 from phalanx.topologies.window import Reading
 
 SETTLE = 0.2  # of a window, after a change: new agents start, and queues fill or empty
@@ -55,10 +59,12 @@ class NodeTuner:
         if self.tuner is None:
             return
         setting = self.tuner.observe(Reading(self.node.segments_learnt(), mean(report.lags), self._hints()))
-        for record in self.tuner.history[self.written :]:
+        if len(self.tuner.history) > self.written:
             with open_to_append(self.path) as file:
-                print(json.dumps(record._asdict()), file=file)
-        self.written = len(self.tuner.history)
+                for record in self.tuner.history[self.written :]:
+                    print(json.dumps(record._asdict()), file=file)
+            self.written = len(self.tuner.history)
+            write_whole(self.path.with_suffix(".svg"), drawn(self.tuner.history))
         if setting is not None:
             self.node.resize(**setting)
             if isinstance(self.tuner, Tuner):
@@ -73,6 +79,22 @@ class NodeTuner:
         if predictors_wait < BUSY:
             return {"trainers": 0, "predictors": 1, "agents": 0}
         return {"trainers": 0, "predictors": 0, "agents": 1}
+
+
+def drawn(history: Sequence[Record]) -> str:
+    """A chart of the settings that were tried and of those that were kept."""
+    tried = [Line("tried", [(one.time, one.rate) for one in history])]
+    kept = [Line("kept", [(one.time, one.expected) for one in history])]
+    lags = [Line("tried", [(one.time, math.nan if one.lag is None else one.lag) for one in history])]
+    panels = [
+        Panel("segments learnt from", "seconds", "segments/s", tried + kept),
+        Panel("policy lag", "seconds", "versions", lags),
+    ]
+    for name in history[0].setting:
+        lines = [Line("tried", [(one.time, one.setting[name]) for one in history])]
+        lines += [Line("kept", [(one.time, one.incumbent[name]) for one in history])]
+        panels.append(Panel(name, "seconds", "number", lines))
+    return chart("What the tuner tried", panels)
 
 
 def mean(lags: Counter[int]) -> float | None:
