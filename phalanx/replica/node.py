@@ -173,6 +173,8 @@ class Node:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.predictors.dismiss()  # first both, then they end at the same time
+        self.trainers.dismiss()
         self.predictors.close()
         self.trainers.close()
 

@@ -165,6 +165,14 @@ def test_several_that_are_killed_at_once_are_all_replaced():
 
 def test_random_kills_leave_no_process_and_no_descriptor():
     before = len(os.listdir("/proc/self/fd"))
+    rows, children = play_with_random_kills()
+    check(rows)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    gc.collect()  # the mapping goes with the last view of it
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def play_with_random_kills():
     chance = np.random.default_rng(3)
     reports = []
     with Agents(LedgerFactory(), 3, 2, max_deaths_in_a_row=100, report=reports.append) as agents:
@@ -179,11 +187,7 @@ def test_random_kills_leave_no_process_and_no_descriptor():
         until(lambda: len(reports) >= 7, agents)  # those of the last moments
         children = [worker.process.pid for worker in agents.workers]
         assert sorted(descendants(os.getpid())) == sorted(children)
-    check(rows)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-    del agents  # the mapping goes with the last view of it
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    return rows, children
 
 
 def test_too_many_deaths_end_the_run():
@@ -197,7 +201,7 @@ def test_an_environment_that_cannot_step_at_all_ends_the_run_at_once():
     reports = []
     with Agents(FaultyFactory("raise", at=1, always=True), 2, report=reports.append) as agents:
         agents.play(2)
-        with pytest.raises(RunError, match="before its first step(?s:.)*the simulator fell over"):
+        with pytest.raises(RunError, match=r"before its first step(?s:.)*the simulator fell over"):
             drive(agents, 5)
     assert reports == []
 
