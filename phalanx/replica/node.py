@@ -116,8 +116,7 @@ class Node:
         """Once the budget is used up, everything is learnt from first; before, a snapshot pauses what is under way."""
         if not self.questions.over:
             return True
-        counted = self.progress.steps >= self.questions.begun
-        return counted and not len(self.queue) and not any(trainer.batch for trainer in self._trainers)
+        return self.progress.steps >= self.questions.begun and not self.queue.unlearnt
 
     def notes(self) -> list[str]:
         topology, each = self.topology, self.agents.envs_per_agent
@@ -139,7 +138,8 @@ class Node:
             games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
             node = {
                 "trainers": [trainer.state() for trainer in self._trainers],
-                "games": self._games() if games else None,
+                "queue": [dict(vars(segment)) for segment in self.queue.segments],
+                "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
                 "tuner": self.tuner_state,
             }
             replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
@@ -154,16 +154,22 @@ class Node:
         node = snapshot.replicas[0].get("node") if len(snapshot.replicas) == 1 else None
         if node is None:
             return
-        self.trainers.hands = [self._make_trainer(rank) for rank in range(len(node["trainers"]))]
-        for trainer, state in zip(self._trainers, node["trainers"], strict=True):
+        trainers = node["trainers"][: self.topology.most_trainers]
+        self.trainers.hands = [self._make_trainer(rank) for rank in range(len(trainers))]
+        for trainer, state in zip(self._trainers, trainers, strict=True):
             trainer.restore(state)
         self.tuner_state = node["tuner"]
         games = node["games"]
-        if games is not None and len(games["open"]["position"]) == len(self.segments.position):
+        if games is not None and self._can_go_on(games):
             self.agents.restore(games["agents"])
             self.segments.restore(games["open"])
-            self.queue.put([Segment(**segment) for segment in games["queue"]], reserved=0)
             self.questions.begun += int(self.segments.position.sum() + self.segments.waiting.sum())
+        segments = [Segment(**segment) for segment in node["queue"]]
+        self.queue.put([segment for segment in segments if self.segments.may_hold(segment)], reserved=0)
+
+    def _can_go_on(self, games: dict[str, Any]) -> bool:
+        """Are they of as many environments, and do they divide among agents of today's size?"""
+        return self.segments.fits(games["open"]) and not len(games["agents"]["slots"]) % self.agents.envs_per_agent
 
     def predictions(self) -> int:
         """Actions chosen so far."""
@@ -193,6 +199,8 @@ class Node:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.predictors.dismiss()  # first both, then they end at the same time
+        self.trainers.dismiss()
         self.predictors.close()
         self.trainers.close()
 
@@ -203,13 +211,6 @@ class Node:
     @property
     def _predictors(self) -> list[Predictor]:
         return [hand for hand in self.predictors.hands if isinstance(hand, Predictor)]
-
-    def _games(self) -> dict[str, Any] | None:
-        agents = self.agents.state()
-        if agents is None:
-            return None
-        segments = [dict(vars(segment)) for segment in self.queue.segments]
-        return {"agents": agents, "open": self.segments.state(), "queue": segments}
 
     def _report(self) -> Report:
         lags: Counter[int] = Counter()
