@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from phalanx.sampling.agents import Agents
 from phalanx.sampling.predictor import Predictor, Questions
 from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue
 from phalanx.types import Progress
+
+T = TypeVar("T")
 
 PAUSE_SECONDS = 60.0  # that an update, or an inference, may take before a pause is given up
 LOOK_EVERY = 0.05  # seconds between two looks at the agents
@@ -217,10 +219,10 @@ class Node:
         metrics: list[dict[str, float]] = []
         seconds = {"env": 0.0, "infer": 0.0, "learn": 0.0}
         scores: list[float] = []
+        lengths: list[int] = []
         for predictor in self._predictors:
-            count = len(predictor.scores)
-            scores += predictor.scores[:count]
-            del predictor.scores[:count]
+            scores += taken(predictor.scores)
+            lengths += taken(predictor.lengths)
             add(seconds, predictor.timing.take())
         for trainer in self._trainers:
             own, logged = trainer.take_numbers()
@@ -229,7 +231,7 @@ class Node:
             add(seconds, trainer.learner.timing.take())
         names = metrics[0] if metrics else {}
         means = {name: sum(logged[name] for logged in metrics) / len(metrics) for name in names}
-        return Report(self.progress, scores, lags, seconds, means, self._numbers())
+        return Report(self.progress, scores, lags, seconds, means, self._numbers(), lengths=lengths)
 
     def _numbers(self) -> dict[str, float]:
         """Rates, depths and counts for the record; TPS as in the paper, which counts segments."""
@@ -296,6 +298,14 @@ class Node:
             least_rows=self.topology.min_batch,
             nothing_follows=lambda: self.questions.over,
         )
+
+
+def taken(values: list[T]) -> list[T]:
+    """What a list holds, which a thread may go on appending to."""
+    count = len(values)
+    first = values[:count]
+    del values[:count]
+    return first
 
 
 def add(seconds: dict[str, float], more: dict[str, float]) -> None:

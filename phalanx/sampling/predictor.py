@@ -158,6 +158,7 @@ class Predictor:
         self.timing = Timing()
         self.idle = 0.0  # seconds spent waiting for agents
         self.scores: list[float] = []  # of games that ended; appended here, taken elsewhere
+        self.lengths: list[int] = []  # and the steps they took
         self.predictions = 0
         self.forwards = 0
         self.depths = 0  # sum over forwards of how many agents waited
@@ -209,12 +210,12 @@ class Predictor:
             self.policy.begin(self.clocks.now())
 
     def _count_games(self, rows: np.ndarray) -> None:
-        scores = self.questions.agents.step.score[rows]
-        over = scores[~np.isnan(scores)].tolist()
-        if over:
-            self.scores += over
+        scores, lengths = self.questions.segments.games_over(rows, self.questions.agents.step)
+        if scores:
+            self.scores += scores
+            self.lengths += lengths
             with self.counting:
-                self.clocks.count(episodes=len(over))
+                self.clocks.count(episodes=len(scores))
 
     def _value_truncated(self, rows: np.ndarray) -> None:
         segments = self.questions.segments

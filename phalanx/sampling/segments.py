@@ -25,6 +25,9 @@ from phalanx.sampling.answers import Decoder, allocate_rollout, to_device
 from phalanx.types import EnvSpec, EnvStep, Rollout
 
 
+ARRAYS = ("position", "waiting", "begun", "played")  # of open segments, a number for each environment
+
+
 @dataclass
 class Segment:
     """Steps of one environment, as columns of a rollout."""
@@ -53,6 +56,7 @@ class OpenSegments:
         self.position = np.zeros(environments, np.int64)  # steps of its segment that each environment has taken
         self.waiting = np.zeros(environments, np.bool_)  # was an action chosen whose outcome has not been received?
         self.begun = np.zeros(environments, np.bool_)  # was its first frame received?
+        self.played = np.full(environments, np.nan)  # steps of its game; not known of one whose start was not seen
 
     def receive(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> None:
         """Take in what the environments of these rows have done."""
@@ -74,6 +78,14 @@ class OpenSegments:
         self._refuse_not_finite("observation", frames, rows)
         longer = np.minimum(columns["history"][rows, np.maximum(now - 1, 0)] + 1, self.stack)
         columns["history"][rows, now] = np.where(step.first[rows] | ~waited, 1, longer)
+
+    def games_over(self, rows: np.ndarray, step: EnvStep) -> tuple[list[float], list[int]]:
+        """Scores of the games that ended with the steps of these rows, and the steps of those whose start was seen."""
+        over = ~np.isnan(step.score[rows])
+        self.played[rows] += 1
+        taken = self.played[rows[over]]
+        self.played[rows[over | step.cut[rows]]] = 0  # one that took the place of another begins a game
+        return step.score[rows[over]].tolist(), taken[~np.isnan(taken)].astype(np.int64).tolist()
 
     def stacks(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of these rows: [N, S, *frame] and the history."""
@@ -126,7 +138,7 @@ class OpenSegments:
         return Segment(frames, columns, steps, steps - int(columns["cut"][:steps].sum()))
 
     def state(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).copy() for name in ("position", "waiting", "begun")}
+        arrays = {name: getattr(self, name).copy() for name in ARRAYS}
         columns = {name: column.copy() for name, column in self.columns.items()}
         return {"frames": self.frames.clone(), "columns": columns, **arrays}
 
@@ -134,7 +146,7 @@ class OpenSegments:
         self.frames.copy_(state["frames"])
         for name, column in self.columns.items():
             column[:] = state["columns"][name]
-        for name in ("position", "waiting", "begun"):
+        for name in ARRAYS:
             getattr(self, name)[:] = state[name]
 
     def fits(self, state: dict[str, Any]) -> bool:
