@@ -24,7 +24,6 @@ from phalanx.errors import NotFinite
 from phalanx.sampling.answers import Decoder, allocate_rollout, to_device
 from phalanx.types import EnvSpec, EnvStep, Rollout
 
-
 ARRAYS = ("position", "waiting", "begun", "played")  # of open segments, a number for each environment
 
 
