@@ -54,9 +54,12 @@ class StudyOptions(Options):
 
 
 class Cosines:
-    """Of the gradients of one part of a training."""
+    """Of the gradients since they were last taken."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.with_whole: list[float] = []
         self.between_halves: list[float] = []
         self.squares = self.squares_of_halves = 0.0  # sums over all updates
@@ -75,6 +78,16 @@ class Cosines:
         for orthogonal halves even where one half of an update is much longer than the other, as after a rare reward:
         the mean of single cosines is less then."""
         return math.sqrt(self.squares / (2 * self.squares_of_halves)) if self.squares_of_halves else math.nan
+
+    def take(self) -> Row:
+        row = {
+            "cosine": mean(self.with_whole),
+            "cosine_together": self.together,
+            "cosine_between_halves": mean(self.between_halves),
+            "count": len(self.with_whole),
+        }
+        self._begin()
+        return row
 
 
 class LookedInto:
@@ -123,25 +136,20 @@ def measure(experiment: Experiment, options: StudyOptions) -> list[Row]:
     environments = experiment.sampler.environments
     with running_replica(experiment) as replica:
         assert isinstance(replica, Replica)
-        learner, found = replica.learner, [Cosines()]
+        learner, cosines = replica.learner, Cosines()
 
         def look(batch: PolicyBatch) -> None:
-            found[-1].add(*(gradient_of(learner, half) for half in halves(batch, environments)))
+            cosines.add(*(gradient_of(learner, half) for half in halves(batch, environments)))
 
         learner.algorithm = LookedInto(learner.algorithm, look)
         for score in intervals(replica, options.steps, options.points):
-            cosines = found[-1]
-            found.append(Cosines())
             rows.append(
                 {
                     "environments": environments,
                     "batch": experiment.sampler.rollout_steps,
                     "steps": replica.progress.steps,
                     "updates": replica.progress.updates,
-                    "cosine": mean(cosines.with_whole),
-                    "cosine_together": cosines.together,
-                    "cosine_between_halves": mean(cosines.between_halves),
-                    "count": len(cosines.with_whole),
+                    **cosines.take(),
                     "score": score,
                 }
             )
