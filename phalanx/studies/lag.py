@@ -83,7 +83,7 @@ def run(options: StudyOptions, flags: list[str], book: Book) -> None:
         book.figure("lag", f"Lag and staleness, {base.preset} on {base.env.name}", draw(rows, histogram))
         last = rows[-1]
         book.say(
-            f"{count} learners: lag {last['lag_mean']:.2f} (at most {last['lag_max']}), staleness "
+            f"learners: {count}; lag {last['lag_mean']:.2f} (at most {last['lag_max']}), staleness "
             f"{last['staleness_mean']:.2f} (at most {last['staleness_max']})"
         )
 
