@@ -26,7 +26,7 @@ from phalanx.learning.learner import Learner
 from phalanx.replica.replica import Replica
 from phalanx.studies import Options
 from phalanx.studies.book import Book, Row, mean
-from phalanx.studies.variants import alone, checked, intervals, positive, question
+from phalanx.studies.variants import alone, checked, intervals, positive, question, refuse
 from phalanx.types import PolicyBatch
 
 ORTHOGONAL = 1 / math.sqrt(2)
@@ -107,6 +107,7 @@ class LookedInto:
 
 
 def run(options: StudyOptions, flags: list[str], book: Book) -> None:
+    refuse(flags, {"--sampler.environments": "--environments"})
     base = alone("gradients", options.preset, flags, options.steps)
     require(isinstance(base.algorithm, A2CConfig), "the study `gradients` is of A2C; choose a preset such as a2c")
     positive("environments", options.environments)
