@@ -19,7 +19,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 """Of lines, in the order of their names; colour-blind people can tell them apart (Okabe and Ito)."""
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 WIDTH, HEIGHT = 400, 300  # of a panel with its labels
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46  # around its plot
+LEFT, RIGHT, TOP, BOTTOM = 68, 14, 34, 46  # around its plot
 FEW = 60  # points of a line that are marked one by one
 WIDE_NAME = 7  # of a letter in the legend, roughly
 
@@ -85,15 +85,15 @@ def chart(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def axis(values: Iterable[float], log: bool) -> Axis:
-    """An axis that shows all these values, with a little room around them. Few values of a logarithmic one are its
-    ticks."""
+def axis(values: Iterable[float], log: bool, own_ticks: bool = False) -> Axis:
+    """An axis that shows all these values, with a little room around them. With `own_ticks` few values of a logarithmic
+    one are its ticks: batch sizes, say."""
     shown = sorted({value for value in values if math.isfinite(value) and (value > 0 or not log)}) or [1.0]
     low, high = shown[0], shown[-1]
     if log:
         room = max((high / low) ** 0.04, 1.02)
         low, high = low / room, high * room
-        return Axis(low, high, True, shown if len(shown) <= 8 else log_ticks(low, high))
+        return Axis(low, high, True, shown if own_ticks and len(shown) <= 8 else log_ticks(low, high))
     room = 0.04 * (high - low) or 0.5 * abs(high) or 0.5
     low, high = low - room, high + room
     return Axis(low, high, False, linear_ticks(low, high))
@@ -131,7 +131,7 @@ def short(value: float) -> str:
 
 def _panel(panel: Panel, colours: dict[str, str]) -> Iterator[str]:
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    across = axis((x for line in panel.lines for x, _ in line.points), panel.x_log)
+    across = axis((x for line in panel.lines for x, _ in line.points), panel.x_log, own_ticks=True)
     upwards = axis((y for line in panel.lines for _, y in line.points), panel.y_log)
 
     def place(point: Point) -> Point:

@@ -74,7 +74,8 @@ def test_a_panel_without_data_says_so():
 
 
 def test_few_values_of_a_logarithmic_axis_are_its_ticks():
-    assert axis([32, 512, 128], log=True).ticks == [32, 128, 512]
+    assert axis([32, 512, 128], log=True, own_ticks=True).ticks == [32, 128, 512]
+    assert axis([32, 512, 128], log=True).ticks == [50, 100, 200, 500]
     assert axis([float(value) for value in range(1, 1001)], log=True).ticks == [1, 10, 100, 1000]
 
 

@@ -26,7 +26,7 @@ from phalanx.learning.learner import Learner
 from phalanx.replica.replica import Replica
 from phalanx.studies import Options
 from phalanx.studies.book import Book, Row, mean
-from phalanx.studies.variants import alone, checked, intervals, positive, question
+from phalanx.studies.variants import alone, checked, intervals, positive, question, refuse
 from phalanx.types import PolicyBatch
 
 ORTHOGONAL = 1 / math.sqrt(2)
@@ -54,9 +54,12 @@ class StudyOptions(Options):
 
 
 class Cosines:
-    """Of the gradients of one part of a training."""
+    """Of the gradients since they were last taken."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.with_whole: list[float] = []
         self.between_halves: list[float] = []
         self.squares = self.squares_of_halves = 0.0  # sums over all updates
@@ -76,6 +79,16 @@ class Cosines:
         the mean of single cosines is less then."""
         return math.sqrt(self.squares / (2 * self.squares_of_halves)) if self.squares_of_halves else math.nan
 
+    def take(self) -> Row:
+        row = {
+            "cosine": mean(self.with_whole),
+            "cosine_together": self.together,
+            "cosine_between_halves": mean(self.between_halves),
+            "count": len(self.with_whole),
+        }
+        self._begin()
+        return row
+
 
 class LookedInto:
     """An algorithm whose batches are looked at before they are learnt from."""
@@ -94,6 +107,7 @@ class LookedInto:
 
 
 def run(options: StudyOptions, flags: list[str], book: Book) -> None:
+    refuse(flags, {"--sampler.environments": "--environments"})
     base = alone("gradients", options.preset, flags, options.steps)
     require(isinstance(base.algorithm, A2CConfig), "the study `gradients` is of A2C; choose a preset such as a2c")
     positive("environments", options.environments)
@@ -123,25 +137,20 @@ def measure(experiment: Experiment, options: StudyOptions) -> list[Row]:
     environments = experiment.sampler.environments
     with running_replica(experiment) as replica:
         assert isinstance(replica, Replica)
-        learner, found = replica.learner, [Cosines()]
+        learner, cosines = replica.learner, Cosines()
 
         def look(batch: PolicyBatch) -> None:
-            found[-1].add(*(gradient_of(learner, half) for half in halves(batch, environments)))
+            cosines.add(*(gradient_of(learner, half) for half in halves(batch, environments)))
 
         learner.algorithm = LookedInto(learner.algorithm, look)
         for score in intervals(replica, options.steps, options.points):
-            cosines = found[-1]
-            found.append(Cosines())
             rows.append(
                 {
                     "environments": environments,
                     "batch": experiment.sampler.rollout_steps,
                     "steps": replica.progress.steps,
                     "updates": replica.progress.updates,
-                    "cosine": mean(cosines.with_whole),
-                    "cosine_together": cosines.together,
-                    "cosine_between_halves": mean(cosines.between_halves),
-                    "count": len(cosines.with_whole),
+                    **cosines.take(),
                     "score": score,
                 }
             )

@@ -26,7 +26,7 @@ from phalanx.runs.directory import locked, new_directory, run_checkpoints
 from phalanx.runs.session import Session
 from phalanx.studies import Options
 from phalanx.studies.book import Book, Row
-from phalanx.studies.variants import checked, positive, question
+from phalanx.studies.variants import checked, positive, question, refuse
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Listener(Session):
 
 
 def run(options: StudyOptions, flags: list[str], book: Book) -> None:
+    refuse(flags, {"--sampler.environments": "--environments", "--topology.replicas": "--learners"})
     base = preset(options.preset)
     if not isinstance(base.topology, AsynchronousConfig):
         base = dataclasses.replace(base, topology=AsynchronousConfig())
@@ -83,7 +84,7 @@ def run(options: StudyOptions, flags: list[str], book: Book) -> None:
         book.figure("lag", f"Lag and staleness, {base.preset} on {base.env.name}", draw(rows, histogram))
         last = rows[-1]
         book.say(
-            f"{count} learners: lag {last['lag_mean']:.2f} (at most {last['lag_max']}), staleness "
+            f"learners: {count}; lag {last['lag_mean']:.2f} (at most {last['lag_max']}), staleness "
             f"{last['staleness_mean']:.2f} (at most {last['staleness_max']})"
         )
 

@@ -33,6 +33,7 @@ from phalanx.studies.variants import (
     layers,
     positive,
     question,
+    refuse,
     replay_of,
     with_batch_size,
 )
@@ -112,6 +113,10 @@ def weighed_store(experiment: Experiment, parameters: FlatParameters) -> Weighed
 
 
 def run(options: StudyOptions, flags: list[str], book: Book) -> None:
+    refuse(
+        flags,
+        {"--algorithm.batch-size": "--batch-sizes", "--optimizer.learning-rate": "--adam-rate and --rmsprop-rate"},
+    )
     base = alone("norms", options.preset, flags, options.steps)
     replay_of(base, "norms")
     positive("batch-sizes", options.batch_sizes)

@@ -31,7 +31,17 @@ from phalanx.runtime.timing import Timing
 from phalanx.sampling.evaluator import evaluate
 from phalanx.studies import Options
 from phalanx.studies.book import Book, Row
-from phalanx.studies.variants import SCALING, alone, checked, intervals, positive, question, replay_of, with_batch_size
+from phalanx.studies.variants import (
+    SCALING,
+    alone,
+    checked,
+    intervals,
+    positive,
+    question,
+    refuse,
+    replay_of,
+    with_batch_size,
+)
 
 SECOND = Share(rank=1, count=2)  # draws other batches than the primary learner
 
@@ -82,6 +92,7 @@ def run(options: StudyOptions, flags: list[str], book: Book) -> None:
         len(options.primary) == len(options.secondary),
         f"--primary names {len(options.primary)} batch sizes and --secondary {len(options.secondary)}; name as many",
     )
+    refuse(flags, {"--algorithm.batch-size": "--primary and --secondary"})
     base = alone("secondary", options.preset, flags, options.steps)
     positive("primary", options.primary)
     positive("secondary", options.secondary)

@@ -35,6 +35,13 @@ def alone(study: str, name: str, flags: list[str], steps: int) -> Experiment:
     return dataclasses.replace(experiment, run=run, topology=topology, sampler=sampler).with_derived_values()
 
 
+def refuse(flags: list[str], instead: dict[str, str]) -> None:
+    """Flags of the preset that the study sets itself, each with the flag of the study that says so."""
+    given = {flag.partition("=")[0].replace("_", "-") for flag in flags}
+    for flag, other in {"--run.steps": "--steps", **instead}.items():
+        require(flag not in given, f"the study sets {flag.removeprefix('--')} itself; use {other}")
+
+
 def positive(flag: str, values: tuple[int, ...]) -> None:
     """Refuse a flag that names no numbers, or some below 1."""
     require(bool(values) and min(values) > 0, f"--{flag} needs one or more numbers greater than 0")

@@ -128,6 +128,8 @@ def test_without_a_name_studies_are_listed(capsys):
         ("norms", ("--batch-sizes", 0), "--batch-sizes needs one or more numbers greater than 0"),
         ("secondary", ("--primary", 32, 64, "--secondary", 32), "--primary names 2 batch sizes and --secondary 1"),
         ("secondary", ("--preset", "eps-rainbow-catch"), "priorities belong to one learner"),
+        ("norms", ("--algorithm.batch_size=32",), "the study sets algorithm.batch-size itself; use --batch-sizes"),
+        ("lag", ("--run.steps", 10), "the study sets run.steps itself; use --steps"),
         ("lag", ("--preset", "a2c-catch", "--topology", "serial"), "is of the topology asynchronous"),
     ],
 )
