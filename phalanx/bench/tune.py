@@ -215,23 +215,27 @@ def tune(search: Search, seconds: float) -> Found:
     generator = np.random.default_rng(search.asked.run.seed)
     start = {knob.name: search.start[knob.name] for knob in search.knobs}
     tuner = Tuner(search.knobs, start, time.monotonic, generator, window, settle=0.0, fit=search.fit)
-    builds = [0.0]  # how long it took to make environments
+    builds: list[float] = []  # how long it took to make environments, and to end them
 
-    def round_takes() -> float:
-        return 2 * (statistics.mean(builds) + 2 * window)
+    def left() -> float:
+        return begin + seconds - time.monotonic()
 
-    def goes_on() -> bool:
-        return time.monotonic() < begin + seconds - min(ROUNDS * round_takes(), seconds / 2)
+    def takes() -> float:
+        """One more setting."""
+        return statistics.mean(builds or [0.0]) + 2 * window
+
+    def comparison_takes() -> float:
+        return max(2 * takes(), min(2 * ROUNDS * takes(), seconds / 2))
 
     def look(steps: int, seconds: dict[str, float]) -> bool:
         hints = hints_of(seconds, search.fields(tuner.setting), usable_cores())
-        return tuner.observe(Reading(steps, hints=hints)) is not None or not goes_on()
+        return tuner.observe(Reading(steps, hints=hints)) is not None or left() < comparison_takes()
 
-    while goes_on():  # each setting has environments of its own
+    while not builds or left() > takes() + comparison_takes():  # each setting has environments of its own
         builds.append(sample(search.experiment(search.fields(tuner.setting)), window, look))
     own, best = search.fields(search.start), search.fields(tuner.incumbent)
     speeds: dict[str, list[float]] = {"own": [], "tuned": []}
-    rounds = min(ROUNDS, int((begin + seconds - time.monotonic()) / round_takes())) if best != own else 1
+    rounds = min(ROUNDS, int(left() / (2 * takes()))) if best != own else 1
     for _ in range(max(1, rounds)):
         speeds["own"].append(measure(search.experiment(own), window))
         speeds["tuned"].append(measure(search.experiment(best), window) if best != own else speeds["own"][-1])
@@ -275,14 +279,16 @@ Look = Callable[[int, dict[str, float]], bool]
 
 def sample(experiment: Experiment, window: float, look: Look) -> float:
     """Make environments, and let them run under the network's actions until `look` has seen enough; after a warm-up of
-    a window it looks many times in each. Returns the seconds it took to make them."""
+    a window it looks many times in each. Returns the seconds it took to make and to end them."""
     began = time.monotonic()
-    with running_replica(experiment) as replica, contextlib.suppress(Enough):
+    with running_replica(experiment) as replica:
         made = time.monotonic()
         watch = Watch(replica, look, made + window, window / LOOKS)
-        while True:
-            replica.collector.collect(watch)
-    return made - began
+        with contextlib.suppress(Enough):
+            while True:
+                replica.collector.collect(watch)
+        ended = time.monotonic()
+    return made - began + time.monotonic() - ended
 
 
 class Enough(Exception):  # noqa: N818
