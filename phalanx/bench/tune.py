@@ -8,6 +8,7 @@ network chooses the actions. In the end what it found and the preset's own setti
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,11 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.bench.machine import running_replica, sample_only, speed, warm_up_until
+from phalanx.bench.machine import AlwaysOn, running_replica
 from phalanx.config import Experiment, SynchronousConfig
 from phalanx.config.flags import parse_flags
 from phalanx.config.overlay import REMARKS
@@ -33,8 +34,12 @@ from phalanx.sampling.placement import place
 from phalanx.topologies.tuner import Knob, Setting, Tuner
 from phalanx.topologies.window import Reading
 
+if TYPE_CHECKING:
+    from phalanx.replica.replica import Replica
+
 LONGEST_WINDOW = 3.0  # seconds
 WINDOWS = 60  # that fit the time at least, if building environments took none
+LOOKS = 20  # at a window
 ROUNDS = 3  # of the comparison in the end
 WORKERS_PER_CORE = 4
 MOST_GROUPS = 16
@@ -210,16 +215,28 @@ def tune(search: Search, seconds: float) -> Found:
     generator = np.random.default_rng(search.asked.run.seed)
     start = {knob.name: search.start[knob.name] for knob in search.knobs}
     tuner = Tuner(search.knobs, start, time.monotonic, generator, window, settle=0.0, fit=search.fit)
-    builds = [0.0]  # how long it took to make environments
+    builds: list[float] = []  # how long it took to make environments, and to end them
 
-    def goes_on() -> bool:
-        comparison = 2 * ROUNDS * (max(builds) + 2 * window)
-        return time.monotonic() < begin + seconds - comparison
+    def left() -> float:
+        return begin + seconds - time.monotonic()
 
-    try_settings(search, tuner, builds, goes_on, window)
+    def takes() -> float:
+        """One more setting."""
+        return statistics.mean(builds or [0.0]) + 2 * window
+
+    def comparison_takes() -> float:
+        return max(2 * takes(), min(2 * ROUNDS * takes(), seconds / 2))
+
+    def look(steps: int, seconds: dict[str, float]) -> bool:
+        hints = hints_of(seconds, search.fields(tuner.setting), usable_cores())
+        return tuner.observe(Reading(steps, hints=hints)) is not None or left() < comparison_takes()
+
+    while not builds or left() > takes() + comparison_takes():  # each setting has environments of its own
+        builds.append(sample(search.experiment(search.fields(tuner.setting)), window, look))
     own, best = search.fields(search.start), search.fields(tuner.incumbent)
     speeds: dict[str, list[float]] = {"own": [], "tuned": []}
-    for _ in range(ROUNDS if best != own else 1):
+    rounds = min(ROUNDS, int(left() / (2 * takes()))) if best != own else 1
+    for _ in range(max(1, rounds)):
         speeds["own"].append(measure(search.experiment(own), window))
         speeds["tuned"].append(measure(search.experiment(best), window) if best != own else speeds["own"][-1])
     ratio = statistics.median(tuned / own for own, tuned in zip(speeds["own"], speeds["tuned"], strict=True))
@@ -228,29 +245,6 @@ def tune(search: Search, seconds: float) -> Found:
     own_speed, tuned_speed = (statistics.median(values) for values in speeds.values())
     tried = len({tuple(record.setting.values()) for record in tuner.history})
     return Found(search.asked, own, best, own_speed, tuned_speed, ratio, tried, time.monotonic() - begin)
-
-
-def try_settings(search: Search, tuner: Tuner, builds: list[float], goes_on: Callable[[], bool], window: float) -> None:
-    """Let the tuner have one setting after the other, each with environments of its own."""
-    counted = 0
-    while goes_on():
-        began = time.monotonic()
-        with running_replica(search.experiment(search.fields(tuner.setting))) as replica:
-            collect, cores = sample_only(replica), usable_cores()
-            builds.append(time.monotonic() - began)
-            warm_up_until(collect, window)
-            replica.timing.take()
-
-            def taken() -> int:
-                return replica.progress.steps + replica.collector.course.steps_under_way
-
-            before, fields = taken(), search.fields(tuner.setting)
-            while goes_on():
-                hints = hints_of(replica.timing.take(), fields, cores)
-                if tuner.observe(Reading(counted + taken() - before, hints=hints)) is not None:
-                    break
-                collect()
-            counted += taken() - before
 
 
 def hints_of(seconds: dict[str, float], fields: Setting, cores: int) -> dict[str, int]:
@@ -268,10 +262,55 @@ def hints_of(seconds: dict[str, float], fields: Setting, cores: int) -> dict[str
 
 def measure(experiment: Experiment, window: float) -> float:
     """Steps per second of one setting."""
+    seen: list[tuple[float, int]] = []
+
+    def look(steps: int, seconds: dict[str, float]) -> bool:
+        seen.append((time.monotonic(), steps))
+        return seen[-1][0] >= seen[0][0] + window
+
+    sample(experiment, window, look)
+    (began, before), (ended, after) = seen[0], seen[-1]
+    return (after - before) / (ended - began)
+
+
+Look = Callable[[int, dict[str, float]], bool]
+"""Told of the steps taken so far, and of the seconds by stage since it was told last; is that enough?"""
+
+
+def sample(experiment: Experiment, window: float, look: Look) -> float:
+    """Make environments, and let them run under the network's actions until `look` has seen enough; after a warm-up of
+    a window it looks many times in each. Returns the seconds it took to make and to end them."""
+    began = time.monotonic()
     with running_replica(experiment) as replica:
-        collect = sample_only(replica)
-        warm_up_until(collect, window)
-        return speed(replica, collect, window)
+        made = time.monotonic()
+        watch = Watch(replica, look, made + window, window / LOOKS)
+        with contextlib.suppress(Enough):
+            while True:
+                replica.collector.collect(watch)
+        ended = time.monotonic()
+    return made - began + time.monotonic() - ended
+
+
+class Enough(Exception):  # noqa: N818
+    """Ends a rollout in its middle: one may take longer than a window."""
+
+
+class Watch(AlwaysOn):
+    """A companion of the collector that looks at it between two steps."""
+
+    def __init__(self, replica: Replica, look: Look, first: float, every: float) -> None:
+        self.replica = replica
+        self.look = look
+        self.next = first
+        self.every = every
+
+    def work_in_gap(self) -> None:
+        if (now := time.monotonic()) < self.next:
+            return
+        self.next = now + self.every
+        steps = self.replica.progress.steps + self.replica.collector.course.steps_under_way
+        if self.look(steps, self.replica.timing.take()):
+            raise Enough
 
 
 def write(out: Path, values: dict[str, Any]) -> None:
