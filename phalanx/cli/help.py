@@ -50,8 +50,6 @@ UNUSED: dict[str, Callable[[Experiment], bool]] = {
         ("priority_exponent", "importance_start", "importance_length", "new_priority"),
         lambda e: isinstance(e.algorithm, DQNConfig) and not e.algorithm.prioritized,
     ),
-    "preset": lambda e: True,
-    "topology.name": lambda e: True,
 }
 """Fields that change nothing unless another one is changed, too; without a dot, of whichever part has them."""
 
@@ -120,13 +118,13 @@ def show(program: str, text: str, base: Experiment, everything: bool) -> None:
 
 
 def names(base: Experiment) -> list[str]:
-    """Dotted names of all fields."""
+    """Dotted names of all fields but those that another way changes: a preset is named, and so is a topology."""
     found = []
     for field in dataclasses.fields(base):
         value = getattr(base, field.name)
         inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        found += [f"{field.name}.{each.name}" for each in inner] or [field.name]
-    return found
+        found += [f"{field.name}.{each.name}" for each in inner]
+    return [name for name in found if name != "topology.name"]
 
 
 def is_unused(name: str, base: Experiment) -> bool:
@@ -137,7 +135,7 @@ def is_unused(name: str, base: Experiment) -> bool:
 def part(base: Experiment, name: str, without: set[str], documents: dict[tuple[str, str], str]) -> Any:
     """A field that holds what is left of a part of the experiment; None if nothing is."""
     value = getattr(base, name)
-    left = [field.name for field in dataclasses.fields(value) if f"{name}.{field.name}" not in without]
+    left = [each.partition(".")[2] for each in names(base) if each.startswith(f"{name}.") and each not in without]
     if not left:
         return None
     kind = dataclasses.make_dataclass(
