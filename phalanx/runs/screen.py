@@ -24,7 +24,8 @@ REQUIRED = (
     *("time_s", "steps", "frames", "updates", "version", "episodes", "score", "sps"),
     *("lag_mean", "lag_max", "env_share", "infer_share", "learn_share"),
 )
-ELSEWHERE = {*REQUIRED, "best", "game_steps", "epsilon", "explained_variance"}  # shown in rows of their own
+NODE = ("agents", "predictors", "trainers", "queue_prediction", "held", "queue_training", "batch_fill", "pps", "tps")
+ELSEWHERE = {*REQUIRED, *NODE, "best", "game_steps", "epsilon", "explained_variance"}  # shown in rows of their own
 SHARES = {"env": "cyan", "infer": "green", "learn": "magenta", "other": "bright_black"}
 SHOW_CURSOR = "\x1b[?25h"
 WIDTH = 78  # of the panel, whatever the terminal's: nothing jumps, and 80 columns are enough
@@ -218,6 +219,8 @@ class LivePanel:
         grid.add_row("counts", f"{values['steps']:,} steps  {values['episodes']:,} games{length}")
         lag = f"lag {number(values['lag_mean'])} (max {number(values['lag_max'])})"
         grid.add_row("", f"{values['updates']:,} updates  {lag}")
+        if "pps" in values:
+            grid.add_row("threads", _node(values))
         grid.add_row("time", _share_bar(values))
         if learning := _learning(values):
             grid.add_row("learning", learning)
@@ -245,6 +248,16 @@ def reopened(broken: Screen, error: Exception) -> Screen:
 
 def _on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _node(values: Values) -> str:
+    """Who works in a node of agents, predictors and trainers, who waits, and what is done in a second."""
+    who = "  ".join(f"{values[name]:.0f} {name}" for name in ("agents", "predictors", "trainers"))
+    waiting = values["queue_prediction"] + values["held"]
+    return (
+        f"{who}  {waiting:.0f} agents and {values['queue_training']:.0f} segments wait\n"
+        f"{values['pps']:,.0f} predictions/s by {values['batch_fill']:.1f}  {values['tps']:,.0f} segments/s learnt"
+    )
 
 
 def _learning(values: Values) -> str:

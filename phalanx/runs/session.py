@@ -29,7 +29,7 @@ from phalanx.files import open_to_append
 from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import make_evaluation_policy, make_network, replicas
-from phalanx.replica.report import Report, Source
+from phalanx.replica.report import Report, Source, summed
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
@@ -162,6 +162,7 @@ class Session:
         self.lengths.extend(report.lengths)
         self.lags += report.lags
         self.staleness += report.staleness
+        self.store_seconds.update(summed(self.store_seconds, report.store_seconds))
         self.averages.add(report.metrics)
         self.timing.add_all(report.seconds)
         run = self.experiment.run
@@ -225,6 +226,7 @@ class Session:
         """Begin anew with what is averaged between two records."""
         self.lags: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
+        self.store_seconds: dict[str, float] = {}
         self.averages = MetricAverager()
         self.timing = Timing()
 
@@ -360,12 +362,14 @@ class Session:
         return {"scores": self.scores.state(), "time_s": self.time_s}
 
     def _staleness(self) -> dict[str, float]:
-        """Of a central store: how many updates of others came between pull and push."""
+        """Of a central store: how many updates of others came between pull and push, and the seconds that all replicas
+        together were blocked by others and spent in their own updates."""
         times = self.staleness.total()
         if not times:
             return {}
         mean = sum(updates * count for updates, count in self.staleness.items()) / times
-        return {"staleness_mean": mean, "staleness_max": max(self.staleness)}
+        seconds = {f"{what}_seconds": value for what, value in self.store_seconds.items()}
+        return {"staleness_mean": mean, "staleness_max": max(self.staleness), **seconds}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""

@@ -56,7 +56,7 @@ def test_every_field_is_explained():
     assert documents["C51Config", "discount"] == documents["DQNConfig", "discount"]
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "play", "bench"])
+@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "play", "bench", "tune"])
 def test_each_command_explains_itself_in_one_style(capsys, command):
     try:
         main([command, "--help"])
