@@ -7,7 +7,6 @@ workers sleep: a machine that others use too is not always equally fast. It is t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -15,12 +14,13 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from phalanx.bench.emulators import BareEmulators
 from phalanx.bench.machine import check_lengths, learn_first, running_replica, sample_only, show, speed, warm_up_until
 from phalanx.config import A2CConfig, AtariConfig, Experiment, SamplerConfig, SynchronousConfig
-from phalanx.config.flags import parse_flags
+from phalanx.config.flags import parse_flags, parse_known
 from phalanx.config.presets import preset
 from phalanx.errors import UserError, unknown
 from phalanx.runtime.affinity import on_any_core, usable_cores
@@ -57,20 +57,26 @@ ALGORITHMS = {
 }
 
 
+@dataclass(frozen=True)
+class GpuOptions:
+    """Measure what this machine reaches with its GPU, beside the emulator's limit.
+    Flags of an experiment follow and change every measurement alike."""
+
+    seconds: float = 0.6
+    """Length of each measurement, at least."""
+    repeats: int = 4
+    """Measurements of each algorithm, and twice as many of sampling; the median counts."""
+    only: tuple[str, ...] = ()
+    """Names of games, for sampling, or of algorithms: a part of the measurements."""
+    json: bool = False
+    """One JSON object instead of a table."""
+
+
 def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx bench gpu` and print the results."""
-    parser = argparse.ArgumentParser(
-        prog="phalanx bench gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=0.6, help="length of each measurement, at least")
-    parser.add_argument(
-        "--repeats", type=int, default=4, help="measurements of each algorithm, twice as many of sampling; medians"
-    )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of a game, for sampling, or of an algorithm")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    options, flags = parser.parse_known_args(arguments[1:])
-    check_lengths(options)
-    show(measure(options.seconds, options.repeats, flags, plan(options.only)), options.json)
+    options, flags = parse_known(GpuOptions, "bench gpu", arguments[1:])
+    check_lengths(options.seconds, options.repeats)
+    show(measure(options.seconds, options.repeats, flags, plan(list(options.only))), options.json)
     return 0
 
 

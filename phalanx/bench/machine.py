@@ -9,20 +9,20 @@ training_sps    the same with learning
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from phalanx.bench.emulators import BareEmulators
 from phalanx.config import AtariConfig, Experiment
-from phalanx.config.flags import parse_flags
+from phalanx.config.flags import parse_flags, parse_known
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import RunError, UserError, require, tell
 from phalanx.runtime.timing import Timing
@@ -37,19 +37,31 @@ LEARNING_LIMIT = 60.0  # seconds within which learning must have begun
 GAME = "breakout"  # what is measured unless told otherwise
 
 
+@dataclass(frozen=True)
+class BenchOptions:
+    """Measure this machine beside its own limit; `phalanx bench gpu` measures all of it, with a GPU.
+    Flags of the preset follow: --sampler.environments 64."""
+
+    what: Literal["sampling", "training"]
+    """sampling: the emulator alone, workers alone, workers with a network. training: whole training."""
+    preset: str = "a2c"
+    """For its network and batch sizes; `bench training ppo` is the same as --preset ppo."""
+    game: str | None = None
+    """Atari game, breakout unless named; --env.game is the same."""
+    seconds: float = 8.0
+    """Length of each measurement."""
+    repeats: int = 3
+    """Measurements; the median counts."""
+    json: bool = False
+    """One JSON object instead of a table."""
+
+
 def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx bench` and print a table, or one JSON object."""
-    parser = argparse.ArgumentParser(
-        prog="phalanx bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", choices=["sampling", "training"], help="what to measure; also: phalanx bench gpu")
-    parser.add_argument("preset", nargs="?", default="a2c", help="preset, for its network and batch sizes")
-    parser.add_argument("--game", help="Atari game (breakout); --env.game is the same")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    options, flags = parser.parse_known_args(arguments)
-    check_lengths(options)
+    if len(arguments) > 1 and not arguments[1].startswith("-"):
+        arguments = [arguments[0], "--preset", *arguments[1:]]
+    options, flags = parse_known(BenchOptions, "bench", arguments)
+    check_lengths(options.seconds, options.repeats)
     from phalanx.probe import check_pieces, resolve_precision
 
     name = default_preset() if options.preset == "default" else options.preset
@@ -65,19 +77,39 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def check_lengths(options: argparse.Namespace) -> None:
-    right = 0 < options.seconds < math.inf
-    require(right, f"--seconds is {options.seconds:g}, but must be greater than 0, and finite")
-    require(options.repeats > 0, f"--repeats is {options.repeats}, but must be greater than 0")
+def check_lengths(seconds: float, repeats: int) -> None:
+    require(0 < seconds < math.inf, f"--seconds is {seconds:g}, but must be greater than 0, and finite")
+    require(repeats > 0, f"--repeats is {repeats}, but must be greater than 0")
 
 
 def show(results: dict[str, Any], as_json: bool) -> None:
-    """One JSON object, or a line each."""
+    """One JSON object, or a table: a line for each number, and for measurements of several things a line for each."""
     if as_json:
         print(json.dumps(results))
         return
+    several = {name: value for name, value in results.items() if isinstance(value, dict) and name != "samples"}
     for name, value in results.items():
-        print(f"{name:<22} {value:,.0f}" if isinstance(value, float) and value > 10 else f"{name:<22} {value}")
+        if name not in several and name != "samples":
+            print(f"{in_words(name):<28} {readable(name, value)}")
+    columns = list(dict.fromkeys(name for row in several.values() for name in row if name != "samples"))
+    if several:
+        print(f"{'':<18}" + "".join(f"{in_words(name):>22}" for name in columns))
+    for name, row in several.items():
+        print(f"{name:<18}" + "".join(f"{readable(each, row.get(each, '-')):>22}" for each in columns))
+
+
+def in_words(name: str) -> str:
+    """The name of a number for people, with its unit."""
+    return name.replace("_sps", ", steps/s").replace("envs", "environments").replace("_", " ")
+
+
+def readable(name: str, value: Any) -> str:
+    """A number for people."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if name.endswith("_share"):
+        return f"{value:.0%}"
+    return f"{value:.3f}" if isinstance(value, float) and value < 10 else f"{value:,.0f}"
 
 
 def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, Any]:

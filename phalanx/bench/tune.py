@@ -7,7 +7,6 @@ network chooses the actions. In the end what it found and the preset's own setti
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -23,7 +22,7 @@ import numpy as np
 
 from phalanx.bench.machine import AlwaysOn, running_replica
 from phalanx.config import Experiment, SynchronousConfig
-from phalanx.config.flags import parse_flags
+from phalanx.config.flags import parse_flags, parse_known
 from phalanx.config.overlay import REMARKS
 from phalanx.config.presets import default_preset, preset
 from phalanx.config.stored import difference
@@ -47,24 +46,27 @@ BUSY = 0.2  # a share of the time that is worth hiding behind the other
 MULTIPLES = (0.25, 0.5, 1, 2, 4)  # of the preset's environments, where their number may change
 
 
+@dataclass(frozen=True)
+class TuneOptions:
+    """Find the fastest sampler for this machine and write it to a file: phalanx train PRESET --from FILE.
+    Flags of the preset may follow."""
+
+    preset: str
+    """Name of a preset; `default` is the one for this kind of machine."""
+    seconds: float = 300.0
+    """How long it may take, roughly."""
+    out: Path | None = None
+    """File to write; tuned-PRESET.json unless told otherwise."""
+    environments: bool = False
+    """Change their number, too, which changes what is learnt."""
+
+
 def command(arguments: list[str]) -> int:
     """Parse the arguments of `phalanx tune`, search, print what was found and write it."""
-    parser = argparse.ArgumentParser(
-        prog="phalanx tune",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-        allow_abbrev=False,  # of --env.id, for one
-    )
-    parser.add_argument("preset", nargs="?", help="preset; flags of its fields may follow")
-    parser.add_argument("--seconds", type=float, default=300.0, help="how long it may take, roughly")
-    parser.add_argument("--out", type=Path, help="file to write (tuned-PRESET.json)")
-    parser.add_argument(
-        "--environments", action="store_true", help="change their number, too, which changes what is learnt"
-    )
-    options, flags = parser.parse_known_args(arguments)
-    require(0 < options.seconds < math.inf, f"--seconds is {options.seconds:g}, but must be greater than 0, and finite")
-    if not options.preset:
+    if not arguments or (arguments[0].startswith("-") and not {"-h", "--help"}.intersection(arguments)):
         raise UserError("name a preset: phalanx tune PRESET; `phalanx presets` lists them")
+    options, flags = parse_known(TuneOptions, "tune", arguments)
+    require(0 < options.seconds < math.inf, f"--seconds is {options.seconds:g}, but must be greater than 0, and finite")
     name = default_preset() if options.preset == "default" else options.preset
     asked = parse_flags("phalanx tune", preset(name), flags)
     check(asked)

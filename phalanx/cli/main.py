@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from phalanx import __version__
 from phalanx.errors import EnvironmentFailed, RunError, UserError, tell, unknown
 from phalanx.runtime import streams
 from phalanx.runtime.signals import Interrupted, interrupt_once
@@ -20,15 +21,16 @@ USAGE = """usage: phalanx COMMAND ...
   resume RUN_DIR            continue a run where it stopped  phalanx resume runs/NAME --run.steps 20000000
   eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
   play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
-  bench WHAT --json         measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
+  bench WHAT                measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
   tune PRESET [--flags]     find the fastest sampler for this machine, for --from
   plan PRESET [--flags]     what would run, without running
   study NAME [--flags]      what learning is like: gradients, norms, secondary, lag; a figure and its data
   presets                   the presets, one line each
 
   --from FILE               fields of the experiment, such as phalanx tune writes; other flags win over it
-  --debug                   show the whole traceback of an error
-  train PRESET --help       every flag of a preset"""
+  COMMAND --help            the options of a command; train PRESET --help: the flags of a preset
+  --version                 the version of phalanx
+  --debug                   show the whole traceback of an error"""
 
 COMMANDS = {
     "train": "phalanx.cli.train:train",
@@ -42,6 +44,9 @@ COMMANDS = {
     "presets": "phalanx.cli.main:presets",
 }
 
+TAKE_FLAGS = ("train", "plan", "resume")  # of an experiment; the others have options of their own
+HELP = {"-h", "--help", "--help-all"}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code. Errors that are the user's to fix are one line, without a traceback."""
@@ -53,8 +58,15 @@ def main(arguments: list[str] | None = None) -> int:
             print(USAGE)
             return 0
         find_environments_here()
+        if arguments[0] == "--version":
+            print(f"phalanx {__version__}")
+            return 0
         if arguments[0] not in COMMANDS:
             raise unknown("command", arguments[0], COMMANDS)
+        if arguments[0] in TAKE_FLAGS and HELP.intersection(arguments):
+            from phalanx.cli import help as explain
+
+            return explain.command(arguments[0], arguments[1:])
         return find(COMMANDS[arguments[0]])(arguments[1:])
     except (UserError, RunError, OSError) as error:
         sentence = explained(error)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.directories import existing_run
-from phalanx.cli.options import not_negative, parse, positive
-from phalanx.errors import tell
+from phalanx.config.flags import parse_options
+from phalanx.errors import require, tell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class PlayOptions(GameOptions):
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    options = parse(EvalOptions, "eval", arguments)
+    options = parse_options(EvalOptions, "eval", arguments)
     import statistics
 
     from phalanx.sampling.evaluator import evaluate
@@ -86,7 +86,7 @@ def evaluate_command(arguments: list[str]) -> int:
 
 
 def play(arguments: list[str]) -> int:
-    options = parse(PlayOptions, "play", arguments)
+    options = parse_options(PlayOptions, "play", arguments)
     from phalanx.config import AtariConfig
     from phalanx.runs.caption import captioned
     from phalanx.runs.video import check_format, check_place, write_video
@@ -142,3 +142,13 @@ def load_policy(options: GameOptions):  # type: ignore[no-untyped-def]
     FlatParameters(model).load(loaded.weights)
     policy = make_evaluation_policy(experiment, model, compute, options.greedy)
     return experiment.env, policy, compute, Progress(**loaded.state["clocks"])
+
+
+def not_negative(value: int, name: str) -> int:
+    require(0 <= value < 2**63, f"{name} is {value}, but must not be negative, and less than 2^63")
+    return value
+
+
+def positive(value: int, name: str) -> int:
+    require(value > 0, f"{name} is {value}, but must be at least 1")
+    return value

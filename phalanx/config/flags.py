@@ -6,11 +6,14 @@ The commands of `cli/` and the benchmarks parse through these.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, TypeVar
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
 from phalanx.config.overlay import take_files
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import UserError, unknown
+
+Options = TypeVar("Options")
 
 
 def parse_experiment(command: str, arguments: list[str]) -> Experiment:
@@ -34,6 +37,28 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
     base, flags = choose_topology(base, flags)
     kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]
     return tyro.cli(kind, prog=program, default=base, args=flags)
+
+
+def parse_options(kind: type[Options], command: str, arguments: list[str]) -> Options:
+    """The options of a command, of which each is a field with a sentence below it. What has no default is given by its
+    place; `--help` explains the rest."""
+    import tyro
+
+    return tyro.cli(kind, prog=f"phalanx {command}", args=arguments, config=_as_words())
+
+
+def parse_known(kind: type[Options], command: str, arguments: list[str]) -> tuple[Options, list[str]]:
+    """The same, and the flags that are none of them: those of an experiment."""
+    import tyro
+
+    settings = _as_words()
+    return tyro.cli(kind, prog=f"phalanx {command}", args=arguments, config=settings, return_unknown_args=True)
+
+
+def _as_words() -> tuple[Any, ...]:
+    import tyro
+
+    return (tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff)
 
 
 def choose_topology(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:

@@ -17,10 +17,15 @@ CONFIG_BYTES = 1 << 20  # no configuration is larger
 LARGEST = 2**63  # whole numbers stay below
 
 
-def save(experiment: Experiment, path: Path) -> None:
+ORIGIN = "made_with"
+"""Key beside the experiment's own: versions and the machine, which tell where a run comes from and change nothing."""
+
+
+def save(experiment: Experiment, path: Path, origin: dict[str, Any] | None = None) -> None:
     """Write it whole or not at all: a run without its configuration is lost."""
+    values = dataclasses.asdict(experiment) | ({} if origin is None else {ORIGIN: origin})
     try:
-        write_whole(path, json.dumps(dataclasses.asdict(experiment), indent=2) + "\n")
+        write_whole(path, json.dumps(values, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); make room there and start again") from None
 
@@ -38,10 +43,21 @@ def load(path: Path, report: Callable[[str], None] = tell) -> Experiment:
         raise UserError(f"cannot read {path} ({error.strerror}); put the run's own config.json there") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
+    if isinstance(values, dict):
+        values.pop(ORIGIN, None)
     experiment: Experiment = _typed(Experiment, values := moved(values), str(path))
     for name, default in missing(experiment, values).items():
         report(f"{path} lacks {name}; taking the default {default}")
     return experiment
+
+
+def load_origin(path: Path) -> Any:
+    """What a run was made with, as its `config.json` tells it: of any shape, since anybody may have written it. None if
+    it does not tell, as those of earlier versions."""
+    try:
+        return json.loads(read_plain(path, CONFIG_BYTES))[ORIGIN]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
 
 
 def moved(values: Any) -> Any:

@@ -14,12 +14,17 @@ INK = np.uint8(220)
 
 def captioned(picture: np.ndarray, text: str) -> np.ndarray:
     """The picture [height, width, 3] below a band with the text; what is wider than the picture is cut off."""
-    line = np.concatenate([_letter(glyph) for glyph in text], axis=1)
+    line = drawn(text)
     height, width = line.shape[0] + 2 * MARGIN, picture.shape[1]
     band = np.zeros((height, width, 3), np.uint8)
     line = line[:, : width - 2 * MARGIN]
     band[MARGIN:-MARGIN, MARGIN : MARGIN + line.shape[1]] = INK * line[:, :, None]
     return np.concatenate([band, picture])
+
+
+def drawn(text: str) -> np.ndarray:
+    """[5, 4 * letters] of 0 and 1."""
+    return np.concatenate([_letter(glyph) for glyph in text], axis=1)
 
 
 def _letter(glyph: str) -> np.ndarray:

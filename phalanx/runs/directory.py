@@ -18,6 +18,8 @@ from phalanx.config.stored import save
 from phalanx.errors import UserError, tell
 from phalanx.files import remove
 from phalanx.runs.checkpoint import Checkpoints
+from phalanx.runs.origin import gpu_name, origin
+from phalanx.runtime.device import choose_compute
 from phalanx.types import Progress
 
 OWN_FILES = ("config.json", "metrics.jsonl", "events.log", "not-finite.safetensors", "checkpoints")
@@ -45,7 +47,7 @@ def new_directory(experiment: Experiment, report: Callable[[str], None] = tell) 
         else:
             directory.mkdir()
         made.append(directory)
-        save(experiment, directory / "config.json")
+        save(experiment, directory / "config.json", origin(gpu_name(choose_compute(run).device)))
     except BaseException as error:
         _unmake(made)
         if not isinstance(error, OSError):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from phalanx.config import Experiment
-from phalanx.config.stored import save
+from phalanx.config.stored import load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
 from phalanx.learning.averages import MetricAverager, explained_variance
@@ -34,6 +34,7 @@ from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
+from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
@@ -241,7 +242,8 @@ class Session:
         if self.loaded is not None:
             self._restore(source, self.loaded)
             self.logger.rewind(source.progress.steps)
-            save(self.experiment, self.directory / "config.json")  # flags may have changed it
+            self._tell_other_origin(now := origin(gpu_name(compute.device)))
+            save(self.experiment, self.directory / "config.json", now)  # flags may have changed it
         self.progress = progress = source.progress
         self.last_record = self.speed_since = (time.perf_counter(), progress.steps)
         self.keeper.begin(progress)
@@ -251,6 +253,10 @@ class Session:
             self.event(sentence)
         if compute.device.type != "cpu":  # which may take as long as it likes
             self.watchdog.silence = SILENT_SECONDS + self.experiment.sampler.step_timeout
+
+    def _tell_other_origin(self, now: dict[str, Any]) -> None:
+        if changed := changes(load_origin(self.directory / "config.json"), now):
+            self.event(f"resumed with others than before: {', '.join(changed)}; results may differ in their last bits")
 
     def _restore(self, source: Source, loaded: Loaded) -> None:
         """Go on from a checkpoint, or from an older one if it proves to be none of this run."""

@@ -1,0 +1,76 @@
+"""`--help`: what people change comes first, what has no effect is hidden, and no flag is lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from phalanx import __version__
+from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
+from phalanx.cli.main import main
+from phalanx.config.presets import PRESETS, preset
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def flags(text: str) -> list[str]:
+    """In the order in which they are explained."""
+    return [flag.replace("-", "_") for flag in re.findall(r"^[│ ] +--([a-z][\w.-]+)", text, flags=re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", ["pong", "dqn-gym", "c51-catch", "eps-rainbow", "appo"])
+def test_what_people_change_comes_first_and_nothing_is_lost(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = shown(capsys, "train", name, "--help")
+    found, base = flags(text), preset(name)
+    first = [field for field in USUAL if field in names(base) and field in found]
+    assert found[: len(first)] == first and 8 <= len(first) <= 16
+    hidden = {field for field in names(base) if is_unused(field, base)}
+    assert set(found) == (set(names(base)) - hidden) | {"topology"} and len(found) == len(set(found))
+    assert f"{len(hidden)} flags that have no effect here are hidden" in text
+    assert PRESETS[name][0].split(",")[0] in text
+    everything = flags(shown(capsys, "train", name, "--help-all"))
+    assert set(everything) == {*names(base), "topology"}
+
+
+def test_a_flag_that_is_used_after_a_change_is_shown_after_it(capsys):
+    assert "optimizer.momentum" not in flags(shown(capsys, "train", "a2c", "--help"))
+    text = shown(capsys, "train", "a2c", "--optimizer.rule", "sgd", "--env.game", "breakout", "--help")
+    assert "optimizer.momentum" in flags(text)
+    assert "breakout. (default: breakout)" not in text and "(default: breakout)" in text
+
+
+def test_hidden_fields_have_no_effect_on_any_preset():
+    """Each rule is of a field that there is."""
+    fields = {field for name in PRESETS for field in names(preset(name))}
+    assert all(rule in fields or any(field.endswith(f".{rule}") for field in fields) for rule in UNUSED)
+
+
+def test_every_field_is_explained():
+    documents = field_documents()
+    assert documents["AtariConfig", "game"].startswith("ROM name")
+    assert documents["C51Config", "discount"] == documents["DQNConfig", "discount"]
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "play", "bench", "tune"])
+def test_each_command_explains_itself_in_one_style(capsys, command):
+    try:
+        main([command, "--help"])
+    except SystemExit as leaving:  # a parser that was asked
+        assert not leaving.code
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: phalanx {command} [-h]")
+    assert "positional arguments" in text
+
+
+def test_version(capsys):
+    assert shown(capsys, "--version") == f"phalanx {__version__}\n"
+
+
+def test_help_of_an_unknown_preset_names_the_nearest(capsys):
+    assert main(["train", "pppo", "--help"]) == 2
+    assert "unknown preset 'pppo'; did you mean ppo" in capsys.readouterr().err
