@@ -26,8 +26,7 @@ from phalanx.types import Gradient
 
 PATIENCE = 1.0  # seconds for which a push waits for its step to be over, before it looks again
 STEP_TIMEOUT = 600.0  # seconds after which a step that never ends is an error
-TRIES = 100  # to read one step of all shards, before the newest of each is taken
-AGAIN = 0.005  # seconds between them
+TRIES = 200  # to read one step of all shards, before the newest of each is taken
 
 
 class Shards(Protocol):
@@ -175,15 +174,14 @@ class ShardedStore:
         versions = self.shards.read(flat, steps)
         for _ in range(TRIES if self.consistent else 0):
             oldest = min(versions)
-            if all(version == oldest for version in versions):
+            if oldest >= 0 and all(version == oldest for version in versions):
                 return versions
-            if oldest < 0:  # one shard is further than another remembers
-                time.sleep(AGAIN)
+            if oldest < 0:  # some are further than others remember
                 versions = self.shards.read(flat, steps)
             else:
                 versions = self.shards.read(flat, [oldest for _ in versions])
-        if self.consistent and len(set(versions)) > 1:  # a shard came back from an older copy, and made no step since
-            self.counts["torn"] += 1
+        if self.consistent and (min(versions) < 0 or len(set(versions)) > 1):
+            self.counts["torn"] += 1  # a shard came back from an older copy, and made no step since
             versions = self.shards.read(flat, steps)
         return versions
 
