@@ -12,8 +12,10 @@ from phalanx.config.experiment import (
     AsynchronousConfig,
     AtariConfig,
     C51Config,
+    DBA3CConfig,
     DQNConfig,
     Experiment,
+    GorilaConfig,
     PPOConfig,
     SynchronousConfig,
     nearest_divisor,
@@ -27,7 +29,7 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _replicas, _optimizer, _model):
+    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _cluster, _replicas, _optimizer, _model):
         one(experiment)
 
 
@@ -139,6 +141,23 @@ def _asynchronous(experiment: Experiment) -> None:
         topology.local_steps == 1 or experiment.optimizer.rule in ("adam", "adam-tf"),
         f"topology.local_steps {topology.local_steps} needs optimizer.rule adam, not {experiment.optimizer.rule}",
     )
+
+
+def _cluster(experiment: Experiment) -> None:
+    """What holds for runs around parameter servers."""
+    topology, algorithm = experiment.topology, experiment.algorithm
+    if isinstance(topology, GorilaConfig):
+        require(
+            isinstance(algorithm, DQNConfig),
+            "topology gorila learns from replay memories; use it with dqn, c51 or eps-rainbow, or take dba3c or "
+            "asynchronous for an actor-critic",
+        )
+        require(not experiment.sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
+    if isinstance(topology, DBA3CConfig):
+        require(
+            not isinstance(algorithm, DQNConfig),
+            "topology dba3c learns from newest rollouts; use it with a2c or ppo, or take gorila for Q-learning",
+        )
 
 
 def _replicas(experiment: Experiment) -> None:

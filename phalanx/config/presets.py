@@ -12,6 +12,7 @@ from phalanx.config.experiment import (
     C51Config,
     DQNConfig,
     Experiment,
+    GorilaConfig,
     GymnasiumConfig,
     ModelConfig,
     OptimizerConfig,
@@ -214,21 +215,23 @@ def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float
 
 C51 = C51Config(epsilon_final=0.01, epsilon_eval=0.001)
 
+DQN_SMALL = DQNConfig(
+    double=True,
+    n_step=3,
+    batch_size=32,
+    intensity=8,
+    replay_size=200_000,
+    learning_starts=10_000,
+    target_every=2_000,
+    epsilon_final=0.02,
+    epsilon_length=100_000,
+    epsilon_eval=0.01,
+)
+
 DQN_FAST = Experiment(
     env=AtariConfig("pong"),
     model=ModelConfig(torso="nips"),
-    algorithm=DQNConfig(
-        double=True,
-        n_step=3,
-        batch_size=32,
-        intensity=8,
-        replay_size=200_000,
-        learning_starts=10_000,
-        target_every=2_000,
-        epsilon_final=0.02,
-        epsilon_length=100_000,
-        epsilon_eval=0.01,
-    ),
+    algorithm=DQN_SMALL,
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-4, clip_norm=10.0),
     sampler=SamplerConfig(environments=8, horizon=4, decorrelation=500),
     topology=SynchronousConfig(),
@@ -313,6 +316,46 @@ def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int)
     )
 
 
+GORILA = Experiment(
+    env=PAPER_SETTINGS["gorila"],
+    model=ModelConfig(torso="nature"),
+    algorithm=DQNConfig(
+        replay_size=100_000_000,
+        learning_starts=5_000_000,
+        target_every=60_000,
+        target_clock="updates",
+        epsilon_length=1_000_000,
+        epsilon_clock="updates",
+    ),
+    optimizer=OptimizerConfig(rule="adagrad", learning_rate=0.01, epsilon=1e-3, initial_accumulator=0.01, clip="none"),
+    sampler=SamplerConfig(environments=100, horizon=4),
+    topology=GorilaConfig(bundles=100, shards=31, staleness=1_000, outlier=6.0),
+    run=RunConfig(steps=1_000_000_000),
+)
+"""What the paper leaves open (learning rate, both thresholds, the batch) is this project's choice."""
+
+GORILA_LOCAL = dataclasses.replace(
+    DQN_FAST,
+    algorithm=dataclasses.replace(
+        DQN_SMALL,
+        target_every=500,
+        target_clock="updates",
+        epsilon_length=25_000,
+        epsilon_clock="updates",
+    ),
+    sampler=dataclasses.replace(DQN_FAST.sampler, environments=16),
+    topology=GorilaConfig(bundles=2, shards=2, poll_every=0, staleness=100, outlier=6.0),
+    run=RunConfig(steps=2_000_000, target_score=18.0),
+)
+"""With Adam on the servers: AdaGrad, whose steps only shrink, learns Pong too slowly for two cores."""
+
+GORILA_CATCH = dataclasses.replace(
+    _catch_q(DQN_VECTOR),
+    optimizer=OptimizerConfig(rule="adagrad", learning_rate=0.02, epsilon=1e-3, initial_accumulator=0.01, clip="none"),
+    topology=GorilaConfig(bundles=2, shards=2, staleness=50, outlier=8.0),
+)
+
+
 PRESETS: dict[str, tuple[str, Experiment]] = {
     "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores", PONG),
     "pong-fast": ("PPO tuned to bring Pong to a score of 18 soon on a GPU and many cores", PONG_FAST),
@@ -356,6 +399,9 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "ppo-gym": ("PPO with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
     "dqn-gym": ("Double DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
     "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
+    "gorila": ("Gorila with the paper's numbers: 100 bundles around 31 parameter servers, on a Ray cluster", GORILA),
+    "gorila-local": ("Gorila in small: 2 bundles of 8 environments around 2 servers, on this machine", GORILA_LOCAL),
+    "gorila-catch": ("Gorila on Catch: 2 bundles around 2 parameter servers", GORILA_CATCH),
     "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_VECTOR, 5e-3, 16)),
     "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_CATCH, 3e-3, 64)),
     "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_VECTOR)),

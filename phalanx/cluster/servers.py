@@ -1,0 +1,70 @@
+"""Parameter servers on Ray: how they are started, and how they come back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from phalanx.cluster.server import ShardOrder, ShardServer
+from phalanx.cluster.standby import Kept, Standby
+from phalanx.cluster.transport import RayShards
+from phalanx.parameters.client import Shards
+
+STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
+SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
+
+
+class Server(ShardServer):
+    """A shard whose copies go to a standby on Ray. A standby that is dead gets them when it is back."""
+
+    def __init__(self, order: ShardOrder, standby: Any) -> None:
+        self.standby = standby
+        super().__init__(order, self._send_copy, self._fetch_copy)
+
+    def _send_copy(self, shard: int, state: Kept) -> None:
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
+
+    def _fetch_copy(self, shard: int) -> Kept | None:
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            return ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
+        return None
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The parameter servers of a run."""
+
+    handles: list[Any]
+    parts: list[slice]
+    standby: Any
+
+    def reach(self, bfloat16: bool) -> Callable[[], Shards]:
+        """A value that makes a process's way to them."""
+        return partial(RayShards, self.handles, self.parts, bfloat16)
+
+    def set_quorum(self, quorum: int) -> None:
+        for handle in self.handles:
+            handle.set_quorum.remote(quorum)
+
+    def end(self) -> None:
+        for handle in [*self.handles, self.standby]:
+            ray.kill(handle)
+
+
+def start_servers(orders: Sequence[ShardOrder], parts: list[slice], copies: Sequence[Kept], workers: int) -> Servers:
+    """Parameter servers, on as many hosts as there are. They begin with what the standby is given first, and when one
+    dies Ray starts it again, and it does the same."""
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
+    standby: Any = ray.remote(Standby).options(**options).remote()
+    for order, copy in zip(orders, copies, strict=True):
+        standby.keep.remote(order.number, copy)  # calls of one caller are served in their order
+    ray.get(standby.kept.remote(len(orders)))
+    server: Any = ray.remote(Server).options(**options, max_concurrency=workers + SPARE_CALLS)
+    return Servers([server.remote(order, standby) for order in orders], parts, standby)
