@@ -42,6 +42,8 @@ TURN = 0.25  # seconds that a member works before it tells what it has done
 CALLS = 2  # asked of a member at once, so that it never waits for the next one
 ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is named
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
+EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
+LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the crew's own store, which never pushes
 
 
@@ -61,7 +63,6 @@ class Post:
     heard: float = 0.0
     begun: bool = False  # has it ever answered?
     waits_for_room: bool = False
-    over: bool = False
 
     @property
     def name(self) -> str:
@@ -101,7 +102,8 @@ class Crew:
         self.saved_store: dict[str, Any] | None = None
         self.servers: Servers | None = None
         self.store: ShardedStore | None = None
-        self.over = False
+        self.reached = ""  # why the run has reached what it was for
+        self.evaluation: dict[str, float] = {}  # the newest
 
     # Before and after
 
@@ -188,8 +190,9 @@ class Crew:
             self.event(f"{post.name}: {sentence}")
         if done.failed:
             raise RunError(f"{post.name}: {done.failed}")
-        if done.over:
-            post.over = self.over = True
+        self.reached = self.reached or done.over
+        if done.report is not None and post.kind == EVALUATOR:
+            self.evaluation, done.report = done.report.numbers, None
         self._ask(post)
         return done
 
@@ -218,7 +221,7 @@ class Crew:
                 if now - post.born > ROOM_SECONDS and not post.waits_for_room:
                     post.waits_for_room = True
                     self.event(f"{post.name} waits for {self.topology.cores} free cores in the cluster")
-            elif now - post.heard > limit:
+            elif now - post.heard > (LONGEST_EVALUATION if post.kind == EVALUATOR else limit):
                 self._replace(post, f"no answer for {limit:g} s")
 
     def _look_after_quorum(self) -> None:
@@ -226,10 +229,11 @@ class Crew:
         if not self.quorum:
             return
         assert self.servers is not None
-        alive = sum(post.begun for post in self.posts)
-        if alive == 0 and self.version == 0 and not self.births:
-            return  # they are starting
-        wanted = max(1, min(self.quorum, alive)) if self.births else self.quorum
+        workers = [post for post in self.posts if post.kind != EVALUATOR]
+        starting = not any(post.begun for post in workers) or not self.births
+        now = time.monotonic()
+        alive = sum(post.begun or (starting and now - post.born < ROOM_SECONDS) for post in workers)
+        wanted = max(1, min(self.quorum, alive))
         if wanted == self.present_quorum:
             return
         if wanted < self.quorum and getattr(self.topology, "too_few", "lower") == "stop":
@@ -312,6 +316,7 @@ class Crew:
         rule = make_rule(self.experiment.optimizer)
         store = self.saved_store or {"version": 0, "rule": rule.init(self.model.flat.numel())}
         replicas: list[dict[str, Any]] = [EMPTY for _ in self.posts]
+        with_envs = with_envs and not self.quorum  # a member that waits for a step of others cannot answer
         if self.servers is not None:
             self.saved_store = store = self._own_store().state()
             if with_envs:
@@ -344,7 +349,11 @@ class Crew:
         for of_one in self.counts.values():
             for name, count in of_one.items():
                 counts[name] = counts.get(name, 0) + count
-        numbers = {**report.numbers, **{f"gradients_{name}": float(count) for name, count in counts.items()}}
+        numbers = {
+            **report.numbers,
+            **self.evaluation,
+            **{f"gradients_{name}": float(count) for name, count in counts.items()},
+        }
         return replace(report, progress=self.progress, numbers=numbers)
 
 

@@ -50,7 +50,7 @@ class Done:
     counts: dict[str, int] = field(default_factory=dict)  # what became of its gradients, since it was born
     events: list[str] = field(default_factory=list)
     failed: str = ""  # why no successor would do better
-    over: bool = False  # the run has reached what it was for
+    over: str = ""  # why the run has reached what it was for
 
 
 class Member(Protocol):

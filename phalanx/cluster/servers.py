@@ -16,6 +16,7 @@ from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
 from phalanx.parameters.client import Shards
 
+STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
@@ -23,8 +24,8 @@ SPARE_CALLS = 8  # that a server answers at once, besides those of workers that 
 class Server(ShardServer):
     """A shard whose copies go to a standby on Ray. A standby that is dead gets them when it is back."""
 
-    def __init__(self, order: ShardOrder, standby: Any) -> None:
-        self.standby = standby
+    def __init__(self, order: ShardOrder) -> None:
+        self.standby = ray.get_actor(STANDBY)  # by name: Ray cannot start again what was given a handle
         super().__init__(order, self._send_copy, self._fetch_copy)
 
     def _send_copy(self, shard: int, state: Kept) -> None:
@@ -62,9 +63,9 @@ def start_servers(orders: Sequence[ShardOrder], parts: list[slice], copies: Sequ
     """Parameter servers, on as many hosts as there are. They begin with what the standby is given first, and when one
     dies Ray starts it again, and it does the same."""
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
-    standby: Any = ray.remote(Standby).options(**options).remote()
+    standby: Any = ray.remote(Standby).options(**options, name=STANDBY).remote()
     for order, copy in zip(orders, copies, strict=True):
         standby.keep.remote(order.number, copy)  # calls of one caller are served in their order
     ray.get(standby.kept.remote(len(orders)))
     server: Any = ray.remote(Server).options(**options, max_concurrency=workers + SPARE_CALLS)
-    return Servers([server.remote(order, standby) for order in orders], parts, standby)
+    return Servers([server.remote(order) for order in orders], parts, standby)
