@@ -250,6 +250,8 @@ class Crew:
         shards = self._own_store().shards
         assert isinstance(shards, RayShards) and self.servers is not None
         shards.versions()
+        if self.servers.look_after_standby():
+            self.event("the standby of the parameter servers died and came back; it has copies of all of them again")
         lost, shards.lost = shards.lost, []
         copies = self._copies(self.servers.parts) if lost else []
         for shard in lost:

@@ -54,9 +54,11 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def running(address: str) -> Iterator[Any]:
-    """Ray, joined where an address is given, else started here; it is gone afterwards."""
+    """Ray, joined where an address is given, else started here; it is gone afterwards. It prints an account of every
+    death in its midst; what there is to tell of one, the crew tells."""
     ray = import_ray()
     logging.getLogger("ray").setLevel(logging.ERROR)
+    sys.modules["ray._private.worker"].print_to_stdstream = lambda *_, **__: None  # type: ignore[attr-defined]
     with _joined(ray, address) if address else _local(ray):
         yield ray
 

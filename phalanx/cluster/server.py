@@ -100,7 +100,7 @@ class ShardServer:
             return None
         receipt = self.shard.push(worker, sequence, version, found, rate, patience)
         if receipt.version - self.kept_version >= self.order.snapshot_every:
-            self._keep()
+            self.copy()
         return receipt
 
     def read(self, step: int | None, known: int, bfloat16: bool) -> tuple[int, np.ndarray | None]:
@@ -118,7 +118,7 @@ class ShardServer:
 
     def restore(self, state: Kept) -> None:
         self.shard.restore(with_tensors(state))
-        self._keep()
+        self.copy()
 
     def set_quorum(self, quorum: int) -> None:
         assert isinstance(self.shard, QuorumShard)
@@ -137,7 +137,7 @@ class ShardServer:
             return None
         return block.numbers[gradient.start : gradient.start + self.order.size]
 
-    def _keep(self) -> None:
+    def copy(self) -> None:
         """Bring a copy to the standby, and wait until it is there: so no more than `snapshot_every` updates can be
         lost. One thread does it; others go on meanwhile."""
         if self.keeping.acquire(blocking=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from phalanx.parameters.client import Shards
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
+LOOK = 1.0  # seconds between two looks after the standby
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
 
@@ -34,17 +36,21 @@ class Server(ShardServer):
 
     def _fetch_copy(self, shard: int) -> Kept | None:
         with contextlib.suppress(RayActorError, GetTimeoutError):
-            return ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
+            copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
+            return copy
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Servers:
     """The parameter servers of a run."""
 
     handles: list[Any]
     parts: list[slice]
     standby: Any
+    standby_process: int = 0
+    looking: Any = None  # a call to the standby
+    looked: float = 0.0
 
     def reach(self, bfloat16: bool) -> Callable[[], Shards]:
         """A value that makes a process's way to them."""
@@ -53,6 +59,26 @@ class Servers:
     def set_quorum(self, quorum: int) -> None:
         for handle in self.handles:
             handle.set_quorum.remote(quorum)
+
+    def look_after_standby(self) -> bool:
+        """Has the standby died and come back? Then it gets copies of all servers at once. Waits for nobody."""
+        if self.looking is None:
+            if time.monotonic() - self.looked > LOOK:
+                self.looking = self.standby.process.remote()
+            return False
+        if not ray.wait([self.looking], timeout=0)[0]:
+            return False
+        call, self.looking, self.looked = self.looking, None, time.monotonic()
+        try:
+            process = ray.get(call)
+        except RayActorError:
+            return False
+        before, self.standby_process = self.standby_process, process
+        if before in (0, process):
+            return False
+        for handle in self.handles:
+            handle.copy.remote()
+        return True
 
     def end(self) -> None:
         for handle in [*self.handles, self.standby]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,6 @@ class Standby:
 
     def kept(self, shard: int) -> Kept | None:
         return self.newest.get(shard)
+
+    def process(self) -> int:
+        return os.getpid()
