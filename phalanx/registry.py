@@ -89,6 +89,7 @@ TOPOLOGIES: dict[str, Topology] = {
     "serial": Topology("phalanx.topologies.serial:run", worker_processes=False, reference=True),
     "synchronous": Topology("phalanx.topologies.synchronous:run", worker_processes=True, prestarts=True),
     "asynchronous": Topology("phalanx.topologies.asynchronous:run", worker_processes=True),
+    "ga3c": Topology("phalanx.topologies.ga3c:run", worker_processes=True),
     "gorila": Topology("phalanx.topologies.gorila:run", worker_processes=True),
     "dba3c": Topology("phalanx.topologies.dba3c:run", worker_processes=True),
 }

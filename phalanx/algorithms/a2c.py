@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms import ALONE, Peers
-from phalanx.algorithms.returns import policy_batch
+from phalanx.algorithms.returns import policy_batch, rows_of, vtrace
 from phalanx.config import A2CConfig, Experiment
 from phalanx.seams import Latest
-from phalanx.types import Loss, PolicyBatch, Progress
+from phalanx.types import Loss, PolicyBatch, Progress, Rollout
 
 
 class A2C:
     """-(log pi(a|s) A + beta H) + c (R - V)^2, with A and R fixed by the values of collection time."""
 
-    def __init__(self, config: A2CConfig) -> None:
+    def __init__(self, config: A2CConfig, model: nn.Module | None = None) -> None:
         self.config = config
+        self.model = model  # that V-trace asks what it thinks of the rollout by now
         self.peers = ALONE
 
     def batches(
@@ -28,10 +29,27 @@ class A2C:
     ) -> Iterator[PolicyBatch]:
         # One batch of all T*B rows; rows that were cut have weight 0, truncated ones bootstrap from `last_value`.
         config = self.config
-        rows = policy_batch(experience.take(), config.discount, config.gae_lambda)
+        rollout = experience.take()
+        correct = self.corrected if config.vtrace else policy_batch
+        rows = correct(rollout, config.discount, config.gae_lambda)
         advantage, share = over_the_batch(rows.advantage, rows.weight, config.normalize_advantage, self.peers)
         weight = share if config.reduction == "mean" else rows.weight * self.peers.count
         yield replace(rows, advantage=advantage, weight=weight)
+
+    @torch.no_grad()
+    def corrected(self, rollout: Rollout, discount: float, gae_lambda: float) -> PolicyBatch:
+        """The rows of a rollout with V-trace's returns and advantages. The values of true last observations of
+        truncated episodes are those of collection time."""
+        assert self.model is not None
+        states = rollout.history.numel()
+        logits, value = self.model(rollout.stacks.flatten(0, 1), rollout.history.view(states))
+        log_probs, _ = log_probabilities(logits, self.config.log_floor, self.config.log_guard)
+        chosen = log_probs[: rollout.action.numel()].gather(1, rollout.action.view(-1, 1)).view_as(rollout.log_prob)
+        value = value.view_as(rollout.value)
+        ends = (rollout.terminated, rollout.truncated, rollout.last_value, rollout.cut)
+        ratio = chosen - rollout.log_prob
+        returns, advantage = vtrace(ratio, rollout.reward, value, *ends, discount, gae_lambda)
+        return rows_of(rollout, value[:-1], returns, advantage)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -44,7 +62,7 @@ class A2C:
     def loss(self, model: nn.Module, batch: PolicyBatch, scalars: dict[str, Tensor]) -> Loss:
         config = self.config
         logits, value = model(batch.stacks, batch.history)
-        log_probs, probs = log_probabilities(logits, config.log_floor)
+        log_probs, probs = log_probabilities(logits, config.log_floor, config.log_guard)
         chosen = log_probs.gather(1, batch.action[:, None]).squeeze(1)
         entropy = -(probs * log_probs).sum(1)
         advantage = batch.advantage
@@ -57,11 +75,14 @@ class A2C:
         return Loss(config.loss_scale * total, {name: metric.detach() for name, metric in metrics.items()})
 
 
-def log_probabilities(logits: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
-    """log pi and pi [N, A]; with a floor the logarithm is of pi + floor, which bounds its gradient (GA3C)."""
+def log_probabilities(logits: Tensor, floor: float = 0.0, guard: str = "add") -> tuple[Tensor, Tensor]:
+    """log pi and pi [N, A]; with a floor the logarithm is of pi + floor, which bounds its gradient (GA3C), or of pi
+    raised to the floor (`max`, its public code)."""
     log_probs = torch.log_softmax(logits, dim=1)
     probs = log_probs.exp()
-    return (torch.log(probs + floor), probs) if floor > 0 else (log_probs, probs)
+    if floor == 0:
+        return log_probs, probs
+    return torch.log(probs + floor if guard == "add" else probs.clamp(min=floor)), probs
 
 
 def over_the_batch(advantage: Tensor, weight: Tensor, normalize: bool, peers: Peers = ALONE) -> tuple[Tensor, Tensor]:
@@ -76,4 +97,4 @@ def over_the_batch(advantage: Tensor, weight: Tensor, normalize: bool, peers: Pe
 
 def make(experiment: Experiment, model: nn.Module) -> A2C:
     assert isinstance(experiment.algorithm, A2CConfig)
-    return A2C(experiment.algorithm)
+    return A2C(experiment.algorithm, model)

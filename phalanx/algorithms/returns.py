@@ -37,9 +37,37 @@ def generalized_advantage(
     return advantage
 
 
+def vtrace(
+    log_ratio: Tensor,  # [T, B] log of the present policy's probability of each action over that of the one that acted
+    reward: Tensor,  # [T, B]
+    value: Tensor,  # [T+1, B] by the present parameters
+    terminated: Tensor,  # [T, B] bool
+    truncated: Tensor,  # [T, B] bool
+    last_value: Tensor,  # [T, B]
+    cut: Tensor,  # [T, B] bool
+    discount: float,
+    trace_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """V-trace targets and advantages [T, B] for rollouts of another policy (Espeholt et al., "IMPALA"); both
+    importance weights are truncated at 1. Where the policies agree and lambda is 1 the targets are n-step returns."""
+    weight = log_ratio.clamp(max=0.0).exp()
+    alive = ~terminated
+    next_value = torch.where(truncated, last_value, value[1:]) * alive
+    delta = (weight * (reward + discount * next_value - value[:-1])).masked_fill(cut, 0.0)
+    carry = (discount * trace_lambda) * weight * (alive & ~truncated & ~cut)
+    target = torch.empty_like(value)
+    target[-1] = value[-1]
+    running = torch.zeros_like(reward[0])
+    for t in range(reward.shape[0] - 1, -1, -1):
+        running = torch.addcmul(delta[t], carry[t], running)
+        target[t] = value[t] + running
+    next_target = torch.where(truncated, last_value, target[1:]) * alive
+    advantage = (weight * (reward + discount * next_target - value[:-1])).masked_fill(cut, 0.0)
+    return target[:-1], advantage
+
+
 def policy_batch(rollout: Rollout, discount: float, gae_lambda: float) -> PolicyBatch:
     """All rows [T*B] of a rollout with their returns and advantages; stacks stay a view of the rollout's frames."""
-    steps = rollout.steps
     advantage = generalized_advantage(
         rollout.reward,
         rollout.value,
@@ -50,14 +78,20 @@ def policy_batch(rollout: Rollout, discount: float, gae_lambda: float) -> Policy
         discount,
         gae_lambda,
     )
-    value = rollout.value[:steps]
+    value = rollout.value[: rollout.steps]
+    return rows_of(rollout, value, advantage + value, advantage)
+
+
+def rows_of(rollout: Rollout, value: Tensor, returns: Tensor, advantage: Tensor) -> PolicyBatch:
+    """All rows [T*B] of a rollout with what was computed of them [T, B]."""
+    steps = rollout.steps
     return PolicyBatch(
         stacks=rollout.stacks[:steps],
         history=rollout.history[:steps],
         action=rollout.action,
         log_prob=rollout.log_prob,
         value=value,
-        returns=advantage + value,
+        returns=returns,
         advantage=advantage,
         weight=(~rollout.cut).float(),
     ).map(lambda tensor: tensor.flatten(0, 1))

@@ -55,7 +55,7 @@ def import_ray() -> Any:
 @contextlib.contextmanager
 def running(address: str) -> Iterator[Any]:
     """Ray, joined where an address is given, else started here; it is gone afterwards. It prints an account of every
-    death in its midst; what there is to tell of one, the crew tells."""
+    death in its midst; what there is to tell of one, the fleet tells."""
     ray = import_ray()
     logging.getLogger("ray").setLevel(logging.ERROR)
     sys.modules["ray._private.worker"].print_to_stdstream = lambda *_, **__: None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Members of a crew: what acts or learns, as the supervisor of a run sees it. No Ray here.
+"""Members of a fleet: what acts or learns, as the fleet sees it. No Ray here.
 
 supervisor -> work(others, seconds) -> Done        what the run has done elsewhere, and what this member has done
 """
@@ -63,7 +63,7 @@ class Member(Protocol):
         """For a checkpoint."""
 
 
-class CrewClocks(Clocks):
+class FleetClocks(Clocks):
     """The clocks of a member: what it counts itself, and what it was told of others. Updates are those that the
     parameter servers have applied, whoever made the gradients: the version counts them, and every pull tells it."""
 

@@ -15,6 +15,7 @@ from phalanx.config.experiment import (
     DBA3CConfig,
     DQNConfig,
     Experiment,
+    GA3CConfig,
     GorilaConfig,
     PPOConfig,
     SynchronousConfig,
@@ -29,7 +30,8 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _cluster, _replicas, _optimizer, _model):
+    checks = (_atari, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas, _optimizer, _model)
+    for one in checks:
         one(experiment)
 
 
@@ -86,6 +88,10 @@ def _algorithm(experiment: Experiment) -> None:
         )
     if isinstance(algorithm, A2CConfig):
         require(
+            not (algorithm.importance and algorithm.vtrace),
+            "algorithm.importance and algorithm.vtrace correct for the same; use one of them",
+        )
+        require(
             algorithm.log_floor == 0 or algorithm.log_floor >= LEAST_EPSILON,
             f"algorithm.log_floor is {algorithm.log_floor}, too little for float32; use 0 or at least {LEAST_EPSILON}",
         )
@@ -127,8 +133,9 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> N
 def _overlap(experiment: Experiment) -> None:
     if experiment.sampler.overlap and isinstance(experiment.algorithm, A2CConfig):
         require(
-            experiment.algorithm.importance,
-            "sampler.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it",
+            experiment.algorithm.importance or experiment.algorithm.vtrace,
+            "sampler.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it, or "
+            "--algorithm.vtrace True",
         )
 
 
@@ -141,6 +148,36 @@ def _asynchronous(experiment: Experiment) -> None:
         topology.local_steps == 1 or experiment.optimizer.rule in ("adam", "adam-tf"),
         f"topology.local_steps {topology.local_steps} needs optimizer.rule adam, not {experiment.optimizer.rule}",
     )
+
+
+def _ga3c(experiment: Experiment) -> None:
+    topology, sampler, algorithm = experiment.topology, experiment.sampler, experiment.algorithm
+    if not isinstance(topology, GA3CConfig):
+        return
+    require(
+        isinstance(algorithm, A2CConfig | PPOConfig),
+        "topology ga3c learns from short segments, which is for A2C and PPO; use another topology for "
+        f"{type(algorithm).__name__.removesuffix('Config')}",
+    )
+    require(not sampler.overlap, "sampler.overlap is for replicas; the threads of ga3c overlap each other")
+    require(sampler.resets == "swap", "sampler.resets wait is for lock step; use --sampler.resets swap with ga3c")
+    require(
+        sampler.environments % topology.agents == 0,
+        f"{sampler.environments} environments do not divide among {topology.agents} agents; use --sampler.environments "
+        f"{_round_up(sampler.environments, topology.agents)}",
+    )
+    require(
+        topology.min_batch <= topology.queue * sampler.horizon,
+        f"topology.min_batch {topology.min_batch} is more than {topology.queue} segments of {sampler.horizon} steps "
+        f"hold; use --topology.queue {-(-topology.min_batch // sampler.horizon)} or more",
+    )
+    if isinstance(algorithm, PPOConfig):
+        require(
+            sampler.horizon % algorithm.minibatches == 0,
+            f"batches of ga3c have a varying number of segments of {sampler.horizon} steps; choose "
+            f"algorithm.minibatches that divide {sampler.horizon}, such as "
+            f"{nearest_divisor(sampler.horizon, algorithm.minibatches)}",
+        )
 
 
 def _cluster(experiment: Experiment) -> None:

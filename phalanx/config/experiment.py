@@ -140,6 +140,10 @@ class A2CConfig:
     """Weight each step by min(1, pi / pi_collected), for rollouts that are learnt from one rollout late."""
     log_floor: float = number(0.0, least=0, most=1)
     """Added to probabilities inside logarithms (GA3C 1e-6); 0 uses log-softmax."""
+    log_guard: Literal["add", "max"] = "add"
+    """max: probabilities are raised to `log_floor` instead, as in GA3C's public code; below it no gradient is left."""
+    vtrace: bool = False
+    """Correct returns and advantages for the lag with the truncated importance weights of V-trace."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +370,50 @@ class AsynchronousConfig:
 
 
 @dataclass(frozen=True)
+class GA3CConfig:
+    """Agents without a model, predictors that answer whoever waits, and trainers that learn from short segments: nobody
+    waits for anybody but for their own answer (GA3C)."""
+
+    name: Literal["ga3c"] = "ga3c"
+    """The topology."""
+    agents: int = number(0, least=0, most=4_096)
+    """Agent processes to begin with; `sampler.environments` are divided among them. 0: one for each of these."""
+    predictors: int = number(2, least=1, most=64)
+    """Threads that answer agents, to begin with."""
+    trainers: int = number(2, least=1, most=64)
+    """Threads that learn, to begin with."""
+    prediction_batch: int = number(128, least=1, most=1_000_000)
+    """Rows that a predictor answers at once, at most."""
+    queue: int = number(100, least=1, most=1_000_000)
+    """Segments that may wait for a trainer; agents wait while it is full. The fewer, the smaller the policy lag."""
+    min_batch: int = number(1, least=1, most=1_000_000)
+    """Steps that a trainer learns from at once, at least: it merges whole segments. 1 takes each by itself."""
+    tuner: Literal["off", "measured", "walk"] = "off"
+    """Finds the numbers of agents, predictors and trainers while the run goes on. measured: compares settings beyond
+    the noise. walk: the paper's random walk."""
+    tuner_window: float = number(10.0, above=0, most=1e9)
+    """Seconds for which a setting is measured."""
+    max_agents: int = number(0, least=0, most=4_096)
+    """Agents that the tuner may come to; 0: four times as many as at the start, and at least 32."""
+    max_threads: int = number(4, least=1, most=64)
+    """Predictors, and trainers, that the tuner may come to; more if the run begins with more."""
+    max_lag: float = number(0.0, least=0, most=1e9)
+    """Mean policy lag that the tuner may not exceed; 0: any."""
+
+    @property
+    def most_agents(self) -> int:
+        return max(self.agents, self.max_agents or max(32, 4 * self.agents))
+
+    @property
+    def most_trainers(self) -> int:
+        return max(self.trainers, self.max_threads)
+
+    @property
+    def most_predictors(self) -> int:
+        return max(self.predictors, self.max_threads)
+
+
+@dataclass(frozen=True)
 class GorilaConfig:
     """Actors, learners and parameter servers in processes of their own, on one host or many: nobody waits for anybody
     (Gorila). Needs Ray: `pip install 'phalanx[cluster]'`."""
@@ -485,11 +533,12 @@ class RunConfig:
 
 EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
 AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
-TopologyConfig = SerialConfig | SynchronousConfig | AsynchronousConfig | GorilaConfig | DBA3CConfig
+TopologyConfig = SerialConfig | SynchronousConfig | AsynchronousConfig | GA3CConfig | GorilaConfig | DBA3CConfig
 TOPOLOGIES = {
     "serial": SerialConfig,
     "synchronous": SynchronousConfig,
     "asynchronous": AsynchronousConfig,
+    "ga3c": GA3CConfig,
     "gorila": GorilaConfig,
     "dba3c": DBA3CConfig,
 }
@@ -517,8 +566,11 @@ class Experiment:
     """Budget, place, seed, records."""
 
     def with_derived_values(self) -> Experiment:
-        """The same with values that follow from others filled in: the horizon of a fixed batch."""
-        sampler = self.sampler
+        """The same with values that follow from others filled in: the horizon of a fixed batch, the agents."""
+        sampler, topology = self.sampler, self.topology
+        if isinstance(topology, GA3CConfig) and not topology.agents:
+            agents = dataclasses.replace(topology, agents=sampler.environments)
+            return dataclasses.replace(self, topology=agents).with_derived_values()
         if sampler.horizon or not sampler.batch:
             return self
         require(

@@ -13,6 +13,7 @@ from phalanx.config.experiment import (
     DBA3CConfig,
     DQNConfig,
     Experiment,
+    GA3CConfig,
     GorilaConfig,
     GymnasiumConfig,
     ModelConfig,
@@ -107,6 +108,26 @@ def _paac(torso: str) -> Experiment:
         sampler=SamplerConfig(environments=32, horizon=5),
         topology=SynchronousConfig(),
         run=RunConfig(steps=115_000_000),
+    )
+
+
+def _ga3c(torso: str, first_stride: int = 4, tuner: str = "measured") -> Experiment:
+    """GA3C; the loss is a sum over the batch, and the accumulator starts at 1 as in TensorFlow."""
+    return Experiment(
+        env=PAPER_SETTINGS["ga3c"],
+        model=ModelConfig(torso=torso, first_stride=first_stride, init="fan-in", scale="centred"),  # type: ignore[arg-type]
+        algorithm=A2CConfig(value_coef=0.5, entropy_coef=0.01, reduction="sum", log_floor=1e-6),
+        optimizer=OptimizerConfig(
+            rule="rmsprop-inside",
+            learning_rate=3e-4,
+            decay=0.99,
+            epsilon=0.1,
+            initial_accumulator=1.0,
+            clip="none",
+        ),
+        sampler=SamplerConfig(environments=32, horizon=5),
+        topology=GA3CConfig(min_batch=20, tuner=tuner),  # type: ignore[arg-type]
+        run=RunConfig(steps=25_000_000),
     )
 
 
@@ -348,7 +369,7 @@ GORILA_LOCAL = dataclasses.replace(
     topology=GorilaConfig(bundles=2, shards=2, poll_every=0, staleness=100, outlier=6.0),
     run=RunConfig(steps=2_000_000, target_score=18.0),
 )
-"""With Adam on the servers: AdaGrad, whose steps only shrink, learns Pong too slowly for two cores."""
+"""With Adam on the servers, whose steps do not shrink as those of AdaGrad do."""
 
 DBA3C = Experiment(
     env=dataclasses.replace(PAPER_SETTINGS["ba3c"], game="breakout"),
@@ -398,6 +419,15 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "atari-fast": ("PPO for any Atari game within 10M steps on a GPU and many cores (--env.game)", ATARI_FAST),
     "paac-nips": ("PAAC with the small network: 32 environments x 5 steps, RMSProp", _paac("nips")),
     "paac-nature": ("PAAC with the large network", _paac("nature")),
+    "ga3c": ("GA3C: 32 agents, 2 predictors, 2 trainers, numbers tuned while it runs", _ga3c("ga3c")),
+    "ga3c-static": ("GA3C with fixed numbers of agents, predictors and trainers", _ga3c("ga3c", tuner="off")),
+    **{
+        f"ga3c-large-stride{stride}": (
+            f"GA3C with the large network, whose first convolution has stride {stride}",
+            _ga3c("ga3c-large", stride),
+        )
+        for stride in (4, 3, 2, 1)
+    },
     "a2c": ("A2C on Atari as in Stooke & Abbeel: 16 environments x 5 steps, RMSProp", A2C_ATARI),
     "a3c": ("A3C on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 16 environments x 5 steps", A3C),
     "appo": ("APPO on Atari as in Stooke & Abbeel: 4 asynchronous replicas of 8 environments x 256 steps", APPO),

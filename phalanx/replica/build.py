@@ -132,7 +132,7 @@ def make_collector(
     """A collector with a rollout buffer for each policy."""
     stack, horizon, environments = experiment.env.stack, experiment.sampler.horizon, envs.groups[-1].stop
     buffers = [make_buffer(policy, envs.spec.seen, environments, stack, horizon, compute.device) for policy in policies]
-    decode = make_decoder(experiment, envs, compute)
+    decode = make_decoder(experiment, envs.spec, compute)
     answers = make_answers(envs, buffers, stack, decode, compute, timing, tell)
     return Collector(
         envs=envs,
@@ -150,14 +150,14 @@ def make_collector(
     )
 
 
-def make_decoder(experiment: Experiment, envs: VectorEnvs, compute: Compute) -> Decoder:
+def make_decoder(experiment: Experiment, spec: EnvSpec, compute: Compute) -> Decoder:
     """What makes frames of raw screens, where workers publish those."""
-    if envs.spec.decoded is None:
+    if spec.decoded is None:
         return lambda frames: frames
     from phalanx.sampling.decode import ScreenDecoder
 
     assert isinstance(experiment.env, AtariConfig)
-    return ScreenDecoder(experiment.env, envs.spec.frame_shape[1], compute.device)
+    return ScreenDecoder(experiment.env, spec.frame_shape[1], compute.device)
 
 
 def make_answers(

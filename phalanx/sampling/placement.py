@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.config import AtariConfig, Experiment
+from phalanx.config import AtariConfig, Experiment, GA3CConfig
 from phalanx.errors import UserError
 from phalanx.registry import MakeEnv, topology
 from phalanx.runtime.affinity import core_list, usable_cores
@@ -57,6 +57,9 @@ def place(experiment: Experiment, device: str, cores: Sequence[int] | None = Non
     """
     cores, count = (core_list(), usable_cores()) if cores is None else (list(cores), len(cores))
     environments = experiment.sampler.environments
+    if isinstance(experiment.topology, GA3CConfig):  # threads side by side, with one torch thread each
+        agents = experiment.topology.agents
+        return Placement(agents, environments // agents, None, experiment.run.threads or 1)
     if not topology(experiment).worker_processes:
         return Placement(0, environments, None, experiment.run.threads or count)
     reserve = 1 if device == "cuda" and count >= 4 else 0

@@ -11,7 +11,6 @@ step that was cut off is marked, so that nobody learns from it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import time
@@ -24,22 +23,20 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.runtime.affinity import keep_to
-from phalanx.runtime.child import STOP_TIMEOUT, ChildFailed
-from phalanx.runtime.deaths import DeathBudget
+from phalanx.runtime.child import ChildFailed
 from phalanx.sampling.balance import Speeds, moves
-from phalanx.sampling.exchange import WAKE, Exchange, Layout
+from phalanx.sampling.exchange import Layout
 from phalanx.sampling.handle import WorkerHandle
-from phalanx.sampling.output import WorkerOutput
+from phalanx.sampling.pool import WorkerPool
 from phalanx.sampling.slot import EnvFactory, SlotRules, group_slices
-from phalanx.sampling.worker import Orders
 from phalanx.types import EnvStep
 
 STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
 LOOK_AGAIN = 0.05  # seconds after which the owner looks without having been woken; a look takes time from a worker
 
 
-class ProcessEnvs:
-    """VectorEnvs on worker processes."""
+class ProcessEnvs(WorkerPool):
+    """VectorEnvs on worker processes. The owner wakes for a finished group, and for every worker's death."""
 
     shared_memory = True
 
@@ -59,33 +56,26 @@ class ProcessEnvs:
         balance: float = 0.0,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self.factory = factory
-        self.rules = rules or SlotRules()
-        self.timeout = timeout
-        self.budget = DeathBudget("env worker", workers, max_deaths, max_deaths_in_a_row)
-        self.cores = cores
+        super().__init__(
+            factory,
+            workers,
+            envs_per_worker,
+            groups * squads,
+            rules,
+            timeout,
+            max_deaths,
+            max_deaths_in_a_row,
+            cores,
+            report,
+        )
         self.owner_core = owner_core
         self.owner_cores: set[int] = set()  # where the owner ran before it kept to its own
-        self.report = report
-        probe = factory(self.rules.first, 0)
-        self.spec = probe.spec
-        probe.close()
         self.squads = squads
-        self.layout = Layout(self.spec, workers * envs_per_worker, workers, groups * squads)
         self.groups = group_slices(self.layout.environments, groups * squads)
         self.rows = shares(self.groups, workers, squads)
-        self.exchange = Exchange(self.layout)
         self.steps = [self.exchange.step[rows] for rows in self.groups]
         self.speeds = Speeds(balance)
-        self.owner_wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self.done_at_birth = np.zeros((workers, groups * squads), np.int64)  # what `dones` said when a worker started
-        self.output = WorkerOutput()
-        self.births = 0  # incarnations so far; no seed is used twice
         self.started = False
-        self.closed = False
-        self.workers: list[WorkerHandle] = []
-        self.epoll = select.epoll()  # what the owner wakes for: a finished group, and every worker's death
-        self.epoll.register(self.owner_wake, WAKE)
         self._find_members()
         try:
             self._start_all()
@@ -160,15 +150,6 @@ class ProcessEnvs:
         self._ask_all("take", {to: [(i, group, states[i]) for i, group in of] for to, of in come.items()})
         self.speeds.looked(self.exchange.busy)
 
-    def _ask_all(self, kind: str, questions: dict[int, Any]) -> list[Any]:
-        """Ask several workers at once; one that is dead gives an error, and `recv` will find it."""
-        for number, content in questions.items():
-            self.workers[number].tell((kind, content))
-        return [self.workers[number].hear(partial(self._heartbeat, number)) for number in questions]
-
-    def _heartbeat(self, number: int) -> float:
-        return float(self.exchange.heartbeat[number])
-
     def state(self) -> dict[str, Any]:
         """States by environment, so that a run can be resumed with another number of workers."""
         self._wait_until_ready()
@@ -203,28 +184,16 @@ class ProcessEnvs:
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
-        if self.closed:
-            return
-        self.closed = True
-        if self.owner_cores:
+        if self.owner_cores and not self.closed:
             keep_to(self.owner_cores)
-        for worker in self.workers:
-            worker.say_goodbye()
-        deadline = time.monotonic() + STOP_TIMEOUT
-        for worker in self.workers:
-            worker.join(deadline - time.monotonic())
-            os.close(worker.wake)
-        self.output.close()
-        os.close(self.owner_wake)
-        self.epoll.close()
-        self.exchange.close()
+        super().close()
 
     def _start_all(self) -> None:
         """Start every worker and ask for the first step; they make their environments while the owner goes on."""
         for number in range(self.layout.workers):
             handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
             self.workers.append(handle)
-            handle.begin(self._orders(handle), self.output.writer)
+            self._begin(handle)
             self.epoll.register(handle.death_watch, select.EPOLLIN)
         for group in range(self.layout.groups):
             self.request(group)
@@ -242,24 +211,6 @@ class ProcessEnvs:
         if self.owner_core is not None:  # only this thread: elsewhere it would wait behind workers, which keep a core
             self.owner_cores = keep_to({self.owner_core})
 
-    def _orders(self, handle: WorkerHandle) -> Orders:
-        cores = self.cores or None
-        if cores is not None and len(cores) >= self.layout.workers:
-            cores = [cores[handle.number]]
-        return Orders(
-            worker=handle.number,
-            incarnation=handle.incarnation,
-            factory=self.factory,
-            layout=self.layout,
-            rows=self.rows[handle.number],
-            home=home_groups(handle.number, self.layout, self.squads),
-            rules=self.rules,
-            cores=cores,
-            memory=self.exchange.descriptor,
-            wake=handle.wake,
-            owner_wake=self.owner_wake,
-        )
-
     def _find_members(self) -> None:
         """Workers with rows of each group. Who has none does not count its steps, so it catches up when it might get
         some; nobody steps then."""
@@ -268,16 +219,11 @@ class ProcessEnvs:
         self.exchange.requests[:] = self.exchange.requests.max(1, keepdims=True)
         self.exchange.dones[:] = self.exchange.requests
 
-    def _rows(self, worker: int) -> list[int]:
-        """Every environment of a worker, in its own order."""
-        return [row for rows in self.rows[worker] for row in rows]
+    def _home(self, number: int) -> list[int]:
+        return home_groups(number, self.layout, self.squads)
 
     def _worker_behind(self, death_watch: int) -> WorkerHandle:
         return next(worker for worker in self.workers if worker.death_watch == death_watch)
-
-    def _birth(self) -> int:
-        self.births += 1
-        return self.births
 
     def _replace_hung(self, groups: Sequence[int], heartbeats: np.ndarray) -> None:
         """Those that are late and have not taken a single step since they had those heartbeats."""
@@ -297,42 +243,17 @@ class ProcessEnvs:
     def _replace(self, dead: WorkerHandle) -> None:
         """Name the death, then start a successor whose environments begin new episodes; one that dies while it starts
         is a death as well."""
-        number = dead.number
         while True:
             self._note_death(dead)
-            dead = WorkerHandle(number, self._birth(), dead.wake)
-            self.workers[number] = dead
-            self.done_at_birth[number] = self.exchange.dones[:, number]
+            dead = self._successor(dead)
+            self._begin(dead)
             try:
-                dead.begin(self._orders(dead), self.output.writer)
-                dead.wait_ready(partial(self._heartbeat, number))
+                dead.wait_ready(partial(self._heartbeat, dead.number))
             except ChildFailed:
                 dead.kill()
-            except OSError as error:
-                raise RunError(f"env worker {number} could not be replaced: {error}") from None
             else:
                 self.epoll.register(dead.death_watch, select.EPOLLIN)
                 return
-
-    def _note_death(self, dead: WorkerHandle) -> None:
-        """Report a death and count it, or end the run if it is one too many, or the environment cannot work at all."""
-        dead.wait_for_death()
-        rows, words = self._rows(dead.number), dead.last_words().strip()
-        with contextlib.suppress(OSError, ValueError):  # closing is not enough, if somebody has forked meanwhile
-            self.epoll.unregister(dead.death_watch)
-        dead.release()
-        if dead.failed_at_once:
-            raise RunError(
-                f"an environment of env worker {dead.number} ({rows}) failed before its first step:\n{words}"
-            )
-        actions = self.exchange.action[rows].tolist()
-        self.report(
-            f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
-            f"last actions {actions}) died: {words}"
-        )
-        # The first request of a group begins an episode; only what comes after it is a step.
-        steps = self.exchange.dones[:, dead.number] - self.done_at_birth[dead.number]
-        self.budget.count(dead.number, did_something=bool((steps > 1).any()))
 
 
 def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from phalanx.cluster.member import CrewClocks, Done, MemberOrder
+from phalanx.cluster.member import Done, FleetClocks, MemberOrder
 from phalanx.config import DBA3CConfig, Experiment
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import make_evaluation_policy
@@ -31,7 +31,7 @@ from phalanx.runtime.device import choose_compute
 from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.evaluator import evaluate
 from phalanx.topologies.asynchronous import spec_of
-from phalanx.topologies.node import IDLE, make_store
+from phalanx.topologies.bundle import IDLE, make_store
 from phalanx.types import Progress
 
 
@@ -42,25 +42,25 @@ def run(experiment: Experiment, session: Session) -> None:
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
     with running(topology.address):
-        from phalanx.cluster.crew import Crew, Post
+        from phalanx.cluster.fleet import Fleet, Post
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))
-        workers, target = topology.workers, "phalanx.topologies.node:Node"
+        workers, target = topology.workers, "phalanx.topologies.bundle:Bundle"
         posts = [Post("worker", rank, target, Share(rank, workers)) for rank in range(workers)]
         if topology.evaluate_every:
             posts.append(Post("evaluator", workers, "phalanx.topologies.dba3c:Evaluator", WHOLE, spec))
         quorum = 0 if topology.asynchronous else max(1, round(topology.quorum * workers))
         with (
-            Crew(experiment=experiment, model=model, posts=posts, event=session.event, quorum=quorum) as crew,
-            session.recording(crew, spec, compute),
+            Fleet(experiment=experiment, model=model, posts=posts, event=session.event, quorum=quorum) as fleet,
+            session.recording(fleet, spec, compute),
         ):
-            crew.start()
+            fleet.start()
             while session.goes_on():
-                for report in crew.reports(timeout=0.2):
+                for report in fleet.reports(timeout=0.2):
                     session.note(report)
-                if crew.reached:
-                    session.stop_reason = crew.reached
+                if fleet.reached:
+                    session.stop_reason = fleet.reached
 
 
 class Evaluator:
@@ -72,7 +72,7 @@ class Evaluator:
         self.model = make_model(self.experiment, order.extra.seen).to(self.compute.device)
         self.parameters = FlatParameters(self.model)
         self.store = make_store(order, self.experiment, self.parameters)
-        self.clocks = CrewClocks()
+        self.clocks = FleetClocks()
         self.next = self.every = settings(self.experiment).evaluate_every
 
     def work(self, others: Progress, seconds: float) -> Done:

@@ -27,27 +27,27 @@ from phalanx.topologies.asynchronous import spec_of
 
 
 def run(experiment: Experiment, session: Session) -> None:
-    """The driver learns nothing: it looks after the crew, and after the run."""
+    """The driver learns nothing: it looks after the fleet, and after the run."""
     from phalanx.cluster.engine import running
 
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
     with running(topology.address):
-        from phalanx.cluster.crew import Crew, Post
+        from phalanx.cluster.fleet import Fleet, Post
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))
-        target = "phalanx.topologies.node:Node"
+        target = "phalanx.topologies.bundle:Bundle"
         posts = [Post("bundle", rank, target, Share(rank, topology.bundles)) for rank in range(topology.bundles)]
         with (
-            Crew(
+            Fleet(
                 experiment=experiment, model=model, posts=posts, event=session.event, bound=topology.staleness
-            ) as crew,
-            session.recording(crew, spec, compute),
+            ) as fleet,
+            session.recording(fleet, spec, compute),
         ):
-            crew.start()
+            fleet.start()
             while session.goes_on():
-                for report in crew.reports(timeout=0.2):
+                for report in fleet.reports(timeout=0.2):
                     session.note(report)
 
 

@@ -1,7 +1,7 @@
-"""The crew of a run on Ray: parameter servers, and members that act and learn. The session records it like a single
+"""The fleet of a run on Ray: parameter servers, and members that act and learn. The session records it like a single
 replica (`Source`); it replaces who dies, and adds up what all have done.
 
-    crew -> work(others, seconds) -> member -> Done -> crew -> Report -> session
+    fleet -> work(others, seconds) -> member -> Done -> fleet -> Report -> session
                                        |
                                        +-- push, pull --> parameter servers
 """
@@ -44,12 +44,12 @@ ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
 EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
 LONGEST_EVALUATION = 7200.0  # seconds
-SUPERVISOR = -1  # number of the crew's own store, which never pushes
+SUPERVISOR = -1  # number of the fleet's own store, which never pushes
 
 
 @dataclass
 class Post:
-    """A place in the crew, and the member that holds it now."""
+    """A place in the fleet, and the member that holds it now."""
 
     kind: str
     rank: int
@@ -69,7 +69,7 @@ class Post:
         return f"{self.kind} {self.rank}"
 
 
-class Crew:
+class Fleet:
     """Everybody who works on a run."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Crew:
         for post in self.posts:
             self._start(post, self.experiment)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -305,7 +305,7 @@ class Crew:
         return [f"{members} around {self.topology.shards} parameter servers of {size:,} numbers on {where}{quorum}"]
 
     def leave(self) -> None:
-        """Nothing of a crew has to be finished first."""
+        """Nothing of a fleet has to be finished first."""
 
     def weights(self) -> dict[str, Tensor]:
         if self.servers is not None:

@@ -1,4 +1,4 @@
-"""Nodes of gorila and dba3c around parameter servers in this process: no Ray, the same classes."""
+"""Bundles of gorila and dba3c around parameter servers in this process: no Ray, the same classes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from phalanx.replica.build import make_model, make_replica
 from phalanx.runtime.device import Compute
 from phalanx.runtime.share import Share
 from phalanx.topologies import serial
+from phalanx.topologies.bundle import Bundle
 from phalanx.topologies.dba3c import Evaluator
-from phalanx.topologies.node import Node
 from phalanx.types import Progress
 
 CPU = Compute(torch.device("cpu"))
@@ -64,10 +64,10 @@ def spec_of(experiment):
 
 
 @contextlib.contextmanager
-def node_of(experiment, shards, rank=0, count=1):
-    node = Node(MemberOrder(experiment, Share(rank, count), lambda: ShardsHere(shards), rank))
-    with node.open:
-        yield node
+def bundle_of(experiment, shards, rank=0, count=1):
+    bundle = Bundle(MemberOrder(experiment, Share(rank, count), lambda: ShardsHere(shards), rank))
+    with bundle.open:
+        yield bundle
 
 
 @pytest.mark.parametrize("name", ["dqn-catch", "c51-catch", "eps-rainbow-catch"])
@@ -76,13 +76,13 @@ def test_gorila_with_one_bundle_equals_serial(name):
     clocks = {"target_clock": "updates", "target_every": 50, "epsilon_clock": "updates", "epsilon_length": 300}
     topology = GorilaConfig(bundles=1, shards=3, poll_every=1)
     experiment = experiment_of(name, topology, 2_000, clocks, environments=4)
-    with node_of(experiment, shards := shards_of(experiment, spec_of(experiment))) as node:
+    with bundle_of(experiment, shards := shards_of(experiment, spec_of(experiment))) as bundle:
         scores = []
-        while node.replica.progress.steps < experiment.run.steps:
-            done = node.work(Progress(), 0.2)
+        while bundle.replica.progress.steps < experiment.run.steps:
+            done = bundle.work(Progress(), 0.2)
             scores += done.report.scores if done.report else []
         ours = torch.cat([shard.values for shard in shards])
-        assert torch.equal(ours, node.replica.parameters.flat)
+        assert torch.equal(ours, bundle.replica.parameters.flat)
         assert done.own.version == shards[0].version > 150
         assert done.counts == {"pushes": shards[0].version, "stale": 0, "late": 0}
     alone = dataclasses.replace(experiment, optimizer=ADAGRAD, topology=SerialConfig()).validate()
@@ -95,16 +95,18 @@ def test_gorila_with_one_bundle_equals_serial(name):
     assert scores
 
 
-def in_threads(nodes, done):
-    """Each node works in a thread of its own until all of them are done; what each told last."""
+def in_threads(bundles, done):
+    """Each bundle works in a thread of its own until all of them are done; what each told last."""
     told = {}
 
     def work(rank):
         while not done():
-            others = Progress(sum(node.clocks.own_progress().steps for node in nodes if node is not nodes[rank]))
-            told[rank] = nodes[rank].work(others, 0.05)
+            others = Progress(
+                sum(bundle.clocks.own_progress().steps for bundle in bundles if bundle is not bundles[rank])
+            )
+            told[rank] = bundles[rank].work(others, 0.05)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(nodes))]
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(bundles))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,14 +120,14 @@ def test_bundles_go_by_the_updates_of_all():
     clocks = {"epsilon_clock": "updates", "epsilon_length": 400, "target_clock": "updates", "target_every": 50}
     experiment = experiment_of("gorila-catch", GorilaConfig(bundles=2, shards=2), 4_000, clocks)
     shards = shards_of(experiment, spec_of(experiment))
-    with node_of(experiment, shards, 0, 2) as one, node_of(experiment, shards, 1, 2) as other:
+    with bundle_of(experiment, shards, 0, 2) as one, bundle_of(experiment, shards, 1, 2) as other:
         told = in_threads([one, other], lambda: one.replica.progress.steps >= 4_000)
         version = shards[0].version
         assert sum(done.counts["pushes"] for done in told.values()) == version
-        for node in (one, other):
-            assert node.replica.progress.updates == pytest.approx(version, abs=100)
-            assert node.replica.learner.algorithm.tick >= version // 50 - 2
-            policy = node.replica.collector.buffers[0].policy
+        for bundle in (one, other):
+            assert bundle.replica.progress.updates == pytest.approx(version, abs=100)
+            assert bundle.replica.learner.algorithm.tick >= version // 50 - 2
+            policy = bundle.replica.collector.buffers[0].policy
             assert float(policy.now) < 0.1
 
 
@@ -133,7 +135,7 @@ def test_two_workers_with_a_quorum_of_two_hold_the_same_bits():
     topology = DBA3CConfig(workers=2, shards=3, quorum=1.0)
     experiment = experiment_of("dba3c-catch", topology, 4_000, environments=8, horizon=8)
     shards = shards_of(experiment, spec_of(experiment), quorum=2)
-    with node_of(experiment, shards, 0, 2) as one, node_of(experiment, shards, 1, 2) as other:
+    with bundle_of(experiment, shards, 0, 2) as one, bundle_of(experiment, shards, 1, 2) as other:
 
         def done():
             over = one.replica.progress.steps >= 4_000

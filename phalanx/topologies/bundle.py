@@ -1,4 +1,4 @@
-"""A member of a crew that acts and learns: a replica around parameter servers. Gorila's bundle is one, and so is a
+"""A member of a fleet that acts and learns: a replica around parameter servers. Gorila's bundle is one, and so is a
 worker of Distributed BA3C; they differ in how servers take their gradients.
 """
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cluster.member import CrewClocks, Done, MemberOrder
+from phalanx.cluster.member import Done, FleetClocks, MemberOrder
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError, UserError
 from phalanx.parameters.client import ShardedStore
@@ -25,13 +25,13 @@ from phalanx.types import Progress
 IDLE = 0.02  # seconds between two looks of a member that has nothing left to do
 
 
-class Node:
+class Bundle:
     """Environments, experience and learner of one process."""
 
     def __init__(self, order: MemberOrder) -> None:
         self.experiment = experiment = order.own_experiment
         self.compute = choose_compute(experiment.run).install()
-        self.clocks = CrewClocks()
+        self.clocks = FleetClocks()
         self.events: list[str] = []
         self.order = order
         self.last_step = experiment.run.steps

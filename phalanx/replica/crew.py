@@ -1,0 +1,117 @@
+"""Threads that do one kind of work each, turn by turn: how many there are may change, all of them can be made to pause,
+and what one of them fails of reaches the thread that looks after them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from phalanx.errors import RunError
+
+TURN = 0.05  # seconds that a turn may wait for work
+JOIN_SECONDS = 2.0  # that threads may take to end
+
+
+class Hand(Protocol):
+    """Somebody who works in a thread."""
+
+    def turn(self, seconds: float) -> None:
+        """Do what there is to do; wait for it for so long at most."""
+
+    def leave(self) -> None:
+        """The thread ends: give back what is not done."""
+
+
+class Gate:
+    """Threads pass it before each turn. Who shuts it waits until nobody is at work."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.is_shut = False
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        with self.changed:
+            self.changed.wait_for(lambda: not self.is_shut)
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.inside -= 1
+                self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def shut(self, seconds: float) -> Iterator[None]:
+        """Nobody is at work while this context lasts. Raises RunError if somebody does not end their turn in time."""
+        with self.changed:
+            self.is_shut = True
+            paused = self.changed.wait_for(lambda: not self.inside, seconds)
+        try:
+            if not paused:
+                raise RunError(f"a thread did not end its turn within {seconds:g} s")
+            yield
+        finally:
+            self.open()
+
+    def open(self) -> None:
+        with self.changed:
+            self.is_shut = False
+            self.changed.notify_all()
+
+
+class Crew:
+    """The threads of one kind of work, numbered from 0."""
+
+    def __init__(self, name: str, hire: Callable[[int], Hand], gate: Gate, alarm: threading.Event) -> None:
+        self.name = name
+        self.hire = hire  # makes the one with that number; who left is not made again
+        self.gate = gate
+        self.alarm = alarm  # set when one fails
+        self.hands: list[Hand] = []
+        self.threads: dict[int, threading.Thread] = {}
+        self.wanted = 0
+        self.lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    def resize(self, count: int) -> None:
+        """So many are to work. Those that are too many end after their turn."""
+        while len(self.hands) < count:
+            self.hands.append(self.hire(len(self.hands)))
+        with self.lock:
+            self.wanted = count
+            for number in range(count):
+                if number not in self.threads:
+                    name = f"{self.name} {number}"
+                    self.threads[number] = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
+                    self.threads[number].start()
+
+    def close(self) -> None:
+        """End all of them; a thread that does not end is left behind, and dies with the process."""
+        self.wanted = 0
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in list(self.threads.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self, number: int) -> None:
+        hand = self.hands[number]
+        try:
+            while self._is_wanted(number):
+                with self.gate.passed():
+                    hand.turn(TURN)
+        except BaseException as error:
+            self.failure = error
+            self.alarm.set()
+
+    def _is_wanted(self, number: int) -> bool:
+        """If not, the thread is as good as gone: should it be wanted again, another is started."""
+        with self.lock:
+            if number < self.wanted:
+                return True
+            self.hands[number].leave()
+            del self.threads[number]
+            return False

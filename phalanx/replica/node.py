@@ -1,0 +1,278 @@
+"""A node: agents, predictors and trainers around one set of parameters, in one process (GA3C).
+
+    agents ........ processes without a model: each steps its environments whenever its actions are there
+    predictors .... threads: answer whichever agents wait (sampling/predictor.py)
+    trainers ...... threads: learn from segments (replica/trainer.py)
+
+Two bounded queues join them: the questions of agents, and the segments. How many there are of each may change while the
+node works. A session records it as it records a replica (`Source`).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.config import Experiment, GA3CConfig
+from phalanx.parameters.locked import LockedStore, SharedParameters
+from phalanx.replica.build import acting_copy, flatten, local_store, make_decoder, make_learner, make_model
+from phalanx.replica.crew import Crew, Gate
+from phalanx.replica.report import Report, Snapshot
+from phalanx.replica.trainer import Trainer
+from phalanx.runtime.clocks import VERSION, Clocks
+from phalanx.runtime.device import Compute
+from phalanx.runtime.seeds import Role, number
+from phalanx.runtime.share import Share
+from phalanx.runtime.timing import Timing
+from phalanx.sampling.agents import Agents
+from phalanx.sampling.predictor import Predictor, Questions
+from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue
+from phalanx.types import Progress
+
+PAUSE_SECONDS = 60.0  # that an update, or an inference, may take before a pause is given up
+LOOK_EVERY = 0.05  # seconds between two looks at the agents
+RATE_SECONDS = 5.0  # over which rates and depths are averaged
+
+
+class Node:
+    """Everything of a GA3C run but its records."""
+
+    def __init__(self, experiment: Experiment, agents: Agents, compute: Compute, tell: Callable[[str], None]) -> None:
+        topology = experiment.topology
+        assert isinstance(topology, GA3CConfig)
+        self.experiment = experiment
+        self.topology = topology
+        self.agents = agents
+        self.compute = compute
+        self.tell = tell
+        spec, stack, horizon = agents.spec.seen, experiment.env.stack, experiment.sampler.horizon
+        environments = agents.layout.environments
+        self.decode = make_decoder(experiment, agents.spec, compute)
+        self.model = make_model(experiment, spec).to(compute.device)
+        self.parameters = flatten(self.model, compute)
+        self.shared = SharedParameters(local_store(experiment, self.parameters))
+        self.store = LockedStore(self.shared, self.parameters)
+        # The first row of the clocks is for all predictors together, the others for a trainer each.
+        self.clocks = Clocks(np.zeros((1 + topology.most_trainers, 4), np.int64), 0)
+        self.segments = OpenSegments(spec, environments, stack, horizon, compute.device)
+        self.queue = SegmentQueue(topology.queue, agents.wake)
+        self.questions = Questions(
+            agents=agents,
+            segments=self.segments,
+            queue=self.queue,
+            most_rows=topology.prediction_batch,
+            last_step=experiment.run.steps,
+        )
+        self.counting = threading.Lock()
+        self.gate = Gate()
+        self.alarm = threading.Event()
+        self.predictors = Crew("predictor", self._make_predictor, self.gate, self.alarm)
+        self.trainers = Crew("trainer", self._make_trainer, self.gate, self.alarm)
+        self.window: deque[tuple[float, np.ndarray]] = deque()  # times, and what had been counted then
+        self.looked_after = 0.0
+
+    def resize(self, agents: int, predictors: int, trainers: int) -> None:
+        """So many of each from now on. Agents that are too many end their segments and rest."""
+        self.predictors.resize(predictors)
+        self.trainers.resize(trainers)
+        self.agents.play(agents)
+        self.agents.wake()
+
+    def iterate(self, seconds: float) -> Report:
+        """Look after the agents for so long, and report what was done meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self.alarm.is_set() and not (self.questions.over and self.quiescent):
+            self.agents.look_after()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self.alarm.wait(min(left, LOOK_EVERY))
+        for crew in (self.predictors, self.trainers):
+            if crew.failure is not None:
+                failure, crew.failure = crew.failure, None
+                raise failure
+        return self._report()
+
+    @property
+    def progress(self) -> Progress:
+        return self.clocks.now()
+
+    @property
+    def pulse(self) -> object:
+        return self.clocks.rows.tobytes()
+
+    @property
+    def quiescent(self) -> bool:
+        """Once the budget is used up, everything is learnt from first; before, a snapshot pauses what is under way."""
+        if not self.questions.over:
+            return True
+        counted = self.progress.steps >= self.questions.begun
+        return counted and not len(self.queue) and not any(trainer.batch for trainer in self._trainers)
+
+    def notes(self) -> list[str]:
+        topology, each = self.topology, self.agents.envs_per_agent
+        tuned = "" if topology.tuner == "off" else " to begin with"
+        return [
+            f"{topology.agents} agents x {each} environments, {topology.predictors} predictors, {topology.trainers} "
+            f"trainers{tuned}"
+        ]
+
+    def weights(self) -> dict[str, Tensor]:
+        with self.shared.lock:
+            return self.parameters.named_tensors()
+
+    def snapshot(self, with_envs: bool = True) -> Snapshot:
+        """Of a moment in which predictors and trainers pause. With environments, once their steps are done."""
+        with self.gate.shut(PAUSE_SECONDS):
+            for trainer in self._trainers:
+                trainer.leave()
+            games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
+            node = {
+                "trainers": [trainer.state() for trainer in self._trainers],
+                "games": self._games() if games else None,
+            }
+            replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
+            return Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+
+    def restore(self, snapshot: Snapshot, directory: Path) -> None:
+        """Before `resize`. Games of another topology, or of another number of environments, are not gone on with."""
+        self.parameters.load(snapshot.weights)
+        self.clocks.restore(snapshot.clocks)
+        self.store.restore(snapshot.store)
+        self.questions.begun = snapshot.clocks.steps
+        node = snapshot.replicas[0].get("node") if len(snapshot.replicas) == 1 else None
+        if node is None:
+            return
+        self.trainers.hands = [self._make_trainer(rank) for rank in range(len(node["trainers"]))]
+        for trainer, state in zip(self._trainers, node["trainers"], strict=True):
+            trainer.restore(state)
+        games = node["games"]
+        if games is not None and len(games["open"]["position"]) == len(self.segments.position):
+            self.agents.restore(games["agents"])
+            self.segments.restore(games["open"])
+            self.queue.put([Segment(**segment) for segment in games["queue"]], reserved=0)
+            self.questions.begun += int(self.segments.position.sum() + self.segments.waiting.sum())
+
+    def predictions(self) -> int:
+        """Actions chosen so far."""
+        return sum(predictor.predictions for predictor in self._predictors)
+
+    def leave(self) -> None:
+        """Nothing of a node has to be finished first."""
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.predictors.close()
+        self.trainers.close()
+
+    @property
+    def _trainers(self) -> list[Trainer]:
+        return [hand for hand in self.trainers.hands if isinstance(hand, Trainer)]
+
+    @property
+    def _predictors(self) -> list[Predictor]:
+        return [hand for hand in self.predictors.hands if isinstance(hand, Predictor)]
+
+    def _games(self) -> dict[str, Any]:
+        segments = [dict(vars(segment)) for segment in self.queue.segments]
+        return {"agents": self.agents.state(), "open": self.segments.state(), "queue": segments}
+
+    def _report(self) -> Report:
+        lags: Counter[int] = Counter()
+        metrics: list[dict[str, float]] = []
+        seconds = {"env": 0.0, "infer": 0.0, "learn": 0.0}
+        scores: list[float] = []
+        for predictor in self._predictors:
+            count = len(predictor.scores)
+            scores += predictor.scores[:count]
+            del predictor.scores[:count]
+            add(seconds, predictor.timing.take())
+        for trainer in self._trainers:
+            own, logged = trainer.take_numbers()
+            lags += own
+            metrics += [logged] if logged else []
+            add(seconds, trainer.learner.timing.take())
+        names = metrics[0] if metrics else {}
+        means = {name: sum(logged[name] for logged in metrics) / len(metrics) for name in names}
+        return Report(self.progress, scores, lags, seconds, means, self._numbers())
+
+    def _numbers(self) -> dict[str, float]:
+        """Rates, depths and counts for the record; TPS as in the paper, which counts segments."""
+        counts = np.array(
+            [
+                self.predictions(),
+                sum(predictor.forwards for predictor in self._predictors),
+                sum(predictor.depths for predictor in self._predictors),
+                sum(trainer.segments for trainer in self._trainers),
+            ],
+            np.float64,
+        )
+        now = time.monotonic()
+        self.window.append((now, counts))
+        while now - self.window[0][0] > RATE_SECONDS and len(self.window) > 2:
+            self.window.popleft()
+        then, before = self.window[0]
+        predictions, forwards, depths, segments = (counts - before).tolist()
+        elapsed = max(now - then, 1e-9)
+        learner = self._trainers[0].learner if self._trainers else None
+        return {
+            **({} if learner is None else {"learning_rate": learner.learning_rate(self.progress)}),
+            "pps": predictions / elapsed,
+            "tps": segments / elapsed,
+            "queue_prediction": depths / forwards if forwards else 0.0,
+            "queue_training": float(len(self.queue)),
+            "batch_fill": predictions / forwards if forwards else 0.0,
+            "agents": float(self.agents.playing),
+            "predictors": float(self.predictors.wanted),
+            "trainers": float(self.trainers.wanted),
+        }
+
+    def _make_predictor(self, rank: int) -> Predictor:
+        acting = acting_copy(
+            self.experiment, self.model, self.compute, self.store, None, self.agents.layout.environments
+        )
+        seed = number(self.experiment.run.seed, Role.ACTIONS, rank)
+        return Predictor(
+            questions=self.questions,
+            policy=acting.policy,
+            parameters=acting.parameters,
+            store=self.store,
+            newest=lambda: self.shared.version,
+            decode=self.decode,
+            clocks=self.clocks,
+            counting=self.counting,
+            generator=torch.Generator(self.compute.device).manual_seed(seed),
+        )
+
+    def _make_trainer(self, rank: int) -> Trainer:
+        model = copy.deepcopy(self.model)
+        parameters = flatten(model, self.compute)
+        store = LockedStore(self.shared, parameters)
+        clocks = Clocks(self.clocks.rows, 1 + rank)
+        clocks.own[VERSION] = self.shared.version
+        learner = make_learner(
+            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, Share(rank)
+        )
+        return Trainer(
+            learner=learner,
+            store=store,
+            queue=self.queue,
+            least_rows=self.topology.min_batch,
+            nothing_follows=lambda: self.questions.over,
+        )
+
+
+def add(seconds: dict[str, float], more: dict[str, float]) -> None:
+    for stage, value in more.items():
+        seconds[stage] += value

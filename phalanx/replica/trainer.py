@@ -1,0 +1,93 @@
+"""Trainers: threads that learn from segments, each as a learner of its own on parameters that all of them share.
+
+SegmentQueue -> as many segments as make a batch -> one rollout -> Learner -> LockedStore
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.learning.learner import Learner
+from phalanx.parameters.locked import LockedStore
+from phalanx.replay.latest import LatestRollout
+from phalanx.sampling.segments import Segment, SegmentQueue, merged
+from phalanx.types import Rollout
+
+
+class Trainer:
+    """One of the threads. Where it runs is its owner's business: `turn` is called again and again."""
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        store: LockedStore,
+        queue: SegmentQueue,
+        least_rows: int,
+        nothing_follows: Callable[[], bool],
+    ) -> None:
+        self.learner = learner
+        self.store = store
+        self.queue = queue
+        self.least_rows = least_rows
+        self.nothing_follows = nothing_follows  # must a batch that is too small be learnt from, as it will not grow?
+        self.experience = LatestRollout()
+        self.batch: list[Segment] = []
+        self.rows = 0
+        self.learning = threading.Lock()  # held during an update, and by whoever takes its numbers
+        self.idle = 0.0  # seconds spent waiting for segments
+        self.lags: Counter[int] = Counter()  # versions between acting and learning -> rows
+        self.segments = 0  # learnt from so far
+
+    def turn(self, seconds: float) -> None:
+        """Take one segment more, or none if there is none for so long; learn once there are enough."""
+        started = time.perf_counter()
+        segment = self.queue.take(seconds)
+        self.idle += time.perf_counter() - started
+        if segment is not None:
+            self.batch.append(segment)
+            self.rows += segment.counted
+        if self.batch and (self.rows >= self.least_rows or (segment is None and self.nothing_follows())):
+            with self.learning:
+                self._learn()
+
+    def leave(self) -> None:
+        """Give back what was not learnt from."""
+        self.queue.put_back(self.batch)
+        self.batch, self.rows = [], 0
+
+    def take_numbers(self) -> tuple[Counter[int], dict[str, float]]:
+        """The lags of the rows learnt from, and the means of what was logged, since the last call."""
+        with self.learning:
+            lags, self.lags = self.lags, Counter()
+            return lags, self.learner.take_metrics()
+
+    def state(self) -> dict[str, Any]:
+        return self.learner.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.learner.restore(state)
+
+    def _learn(self) -> None:
+        rollout = merged(self.batch)
+        clocks = self.learner.clocks
+        clocks.reach(self.store.pull(self.store.parameters))
+        self.lags += lags_of_rows(rollout, clocks.version)
+        self.experience.put(rollout)
+        self.learner.learn(self.experience)
+        self.learner.check()
+        self.segments += len(self.batch)
+        self.batch, self.rows = [], 0
+
+
+def lags_of_rows(rollout: Rollout, version: int) -> Counter[int]:
+    """How many rows that may be learnt from were chosen by parameters how many versions older than `version`."""
+    lags: Tensor = (version - rollout.version)[~rollout.cut.to(rollout.version.device)]
+    values, counts = lags.unique(return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

@@ -1,0 +1,222 @@
+"""Predictors: threads that answer whichever agents wait for their next actions, as many at once as there are.
+
+    Questions.take -> rows of the shared step buffer -> OpenSegments -> one forward -> actions, and segments that ended
+
+The queue of questions is the step buffer itself: an agent waits once its step is done and until it is asked for the
+next. Who has waited longest in the round goes first. An agent whose segment is complete waits while the queue of
+segments is full, and is answered with the parameters of the moment in which there is room: so the lag is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from phalanx.parameters.flat import FlatParameters
+from phalanx.runtime.clocks import Clocks
+from phalanx.runtime.timing import Timing
+from phalanx.sampling.agents import LOOK_AGAIN, Agents
+from phalanx.sampling.answers import Decoder
+from phalanx.sampling.segments import OpenSegments, SegmentQueue
+from phalanx.seams import ParameterStore, Policy
+
+
+@dataclass
+class Taken:
+    """Questions that one predictor answers together."""
+
+    agents: np.ndarray
+    goes_on: np.ndarray  # by agent: does it take another step, or rest?
+    rows: np.ndarray  # of their environments
+    ended: np.ndarray  # by row: does its segment end here?
+    reserved: int  # places in the queue of segments that are kept for those
+
+
+class Questions:
+    """Agents that wait for their next actions. Each is taken once."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        segments: OpenSegments,
+        queue: SegmentQueue,
+        most_rows: int,
+        last_step: int,
+    ) -> None:
+        self.agents = agents
+        self.segments = segments
+        self.queue = queue
+        self.most = max(1, most_rows // agents.envs_per_agent)  # agents in one forward
+        self.last_step = last_step
+        self.begun = 0  # steps of the run, those counted in whose segment has not ended
+        self.lock = threading.Lock()
+        self.taken_at = np.full(agents.capacity, -1, np.int64)  # steps an agent had done when it was taken last
+        self.resting = np.zeros(agents.capacity, np.bool_)  # was it taken without being asked for another step?
+        self.next_in_round = 0
+        self.depth = 0  # agents that waited when somebody looked last,
+        self.held = 0  # and those of them that waited for room in the queue of segments
+
+    def take(self, seconds: float) -> Taken | None:
+        """Whoever waits; waits for somebody for so long."""
+        deadline = time.monotonic() + seconds
+        with self.lock:
+            while (taken := self._look()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self.agents.wait(min(left, LOOK_AGAIN))
+        return taken
+
+    def lost(self, steps: int) -> None:
+        """So many steps that had begun were cut off, with their agents: others take their place."""
+        with self.lock:
+            self.begun -= steps
+
+    @property
+    def over(self) -> bool:
+        """Has every step of the budget begun?"""
+        return self.begun >= self.last_step
+
+    def _look(self) -> Taken | None:
+        waiting = self._waiting()
+        self.depth = len(waiting)
+        taken = self._free(np.roll(waiting, -np.searchsorted(waiting, self.next_in_round)))
+        if not len(taken.agents):
+            return None
+        self.next_in_round = int(taken.agents[-1]) + 1
+        self.taken_at[taken.agents] = self.agents.exchange.dones[0, taken.agents]
+        self.resting[taken.agents] = ~taken.goes_on
+        self.begun += self.agents.envs_per_agent * int(taken.goes_on.sum())
+        return taken
+
+    def _waiting(self) -> np.ndarray:
+        arrived = self.agents.arrived()
+        news = self.agents.exchange.dones[0, arrived] != self.taken_at[arrived]
+        back = self.resting[arrived] & (arrived < self.agents.playing) & (not self.over)
+        return arrived[news | back]
+
+    def _free(self, waiting: np.ndarray) -> Taken:
+        """The first of those that need not wait for room in the queue of segments."""
+        segments, step, each = self.segments, self.agents.step, self.agents.envs_per_agent
+        rows = self.agents.rows_of(waiting).reshape(-1, each)
+        goes_on = waiting < self.agents.playing
+        goes_on &= goes_on.cumsum() <= -(-(self.last_step - self.begun) // each)
+        over = step.terminated[rows] | step.truncated[rows] | step.cut[rows] | ~goes_on[:, None]
+        ended = segments.waiting[rows] & (over | (segments.position[rows] + 1 == segments.horizon))
+        needed = ended.sum(1)
+        needing = np.flatnonzero(needed)
+        first = np.ones(len(waiting), np.bool_)
+        first[needing[self.most :]] = False
+        granted = self.queue.reserve(needed[needing[: self.most]].tolist())
+        first[needing[granted:]] = False
+        self.held = len(needing) - granted
+        chosen = np.flatnonzero(first)
+        self.queue.give_back(int(needed[chosen[self.most :]].sum()))
+        chosen = chosen[: self.most]
+        return Taken(
+            waiting[chosen], goes_on[chosen], rows[chosen].ravel(), ended[chosen].ravel(), int(needed[chosen].sum())
+        )
+
+
+class Predictor:
+    """One of the threads, with a copy of the parameters of its own. Where it runs is its owner's business: `turn` is
+    called again and again."""
+
+    def __init__(
+        self,
+        *,
+        questions: Questions,
+        policy: Policy,
+        parameters: FlatParameters,
+        store: ParameterStore,
+        newest: Callable[[], int],
+        decode: Decoder,
+        clocks: Clocks,
+        counting: threading.Lock,
+        generator: torch.Generator,
+    ) -> None:
+        self.questions = questions
+        self.policy = policy
+        self.parameters = parameters
+        self.store = store
+        self.newest = newest  # the version of the newest parameters
+        self.decode = decode
+        self.clocks = clocks  # of all predictors
+        self.counting = counting  # held by whoever counts on them
+        self.generator = generator
+        self.version = -1
+        self.timing = Timing()
+        self.scores: list[float] = []  # of games that ended; appended here, taken elsewhere
+        self.predictions = 0
+        self.forwards = 0
+        self.depths = 0  # sum over forwards of how many agents waited
+
+    def turn(self, seconds: float) -> None:
+        """Answer whoever waits, or nobody if nobody does for so long."""
+        started = time.perf_counter()
+        taken = self.questions.take(seconds)
+        now = time.perf_counter()
+        self.timing.add("env", now - started)
+        if taken is not None:
+            self.answer(taken)
+            self.timing.add("infer", time.perf_counter() - now)
+
+    def leave(self) -> None:
+        """Nothing of a predictor is left undone after its turn."""
+
+    def answer(self, taken: Taken) -> None:
+        agents, segments, rows = self.questions.agents, self.questions.segments, taken.rows
+        step = agents.step
+        waited = rows[segments.waiting[rows]]
+        self._count_games(waited)
+        if step.cut[waited].any():
+            self.questions.lost(int(step.cut[waited].sum()))
+        segments.receive(rows, step, self.decode)
+        self._refresh()
+        self._value_truncated(rows[taken.ended & step.truncated[rows]])
+        stacks, history = segments.stacks(rows)
+        uniform = torch.rand(len(rows), generator=self.generator, device=segments.device)
+        output = self.policy.act(stacks, history, uniform, torch.from_numpy(rows))
+        action, log_prob, value = (of_rows.cpu().numpy() for of_rows in (output.action, output.log_prob, output.value))
+        if taken.ended.any():
+            self._end_segments(rows[taken.ended], value[taken.ended], taken.reserved)
+        acts = np.repeat(taken.goes_on, agents.envs_per_agent)
+        if acts.any():
+            segments.choose(rows[acts], action[acts], log_prob[acts], value[acts], self.version)
+            agents.exchange.action[rows[acts]] = action[acts]
+            agents.request(taken.agents[taken.goes_on])
+        self.predictions += len(rows)
+        self.forwards += 1
+        self.depths += self.questions.depth
+
+    def _refresh(self) -> None:
+        """Take the newest parameters, if there are newer ones."""
+        if self.newest() != self.version:
+            self.version = self.store.pull(self.parameters)
+            self.policy.begin(self.clocks.now())
+
+    def _count_games(self, rows: np.ndarray) -> None:
+        scores = self.questions.agents.step.score[rows]
+        over = scores[~np.isnan(scores)].tolist()
+        if over:
+            self.scores += over
+            with self.counting:
+                self.clocks.count(episodes=len(over))
+
+    def _value_truncated(self, rows: np.ndarray) -> None:
+        segments = self.questions.segments
+        if len(rows):
+            stacks, history = segments.last_stacks(rows, self.questions.agents.step, self.decode)
+            segments.set_last_value(rows, self.policy.value(stacks, history))
+
+    def _end_segments(self, rows: np.ndarray, value: np.ndarray, reserved: int) -> None:
+        whole = self.questions.segments.close(rows, value)
+        with self.counting:
+            self.clocks.count(steps=sum(segment.counted for segment in whole))
+        self.questions.queue.put(whole, reserved)

@@ -1,0 +1,215 @@
+"""Segments: up to T steps of one environment, and the bounded queue in which they wait to be learnt from.
+
+    an agent's step -> OpenSegments (a column for each environment) -> Segment -> SegmentQueue -> merged: a Rollout
+
+A segment ends after T steps, or early: with its episode, with the death of its agent, or when its agent is to rest.
+Its last row is followed by the value of the state it led to, as the policy that acted saw it, unless the episode
+terminated: so the last reward of an episode is in its return. Merged segments are an ordinary rollout; what a short one
+lacks is cut, and nobody learns from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.sampling.answers import Decoder, allocate_rollout, to_device
+from phalanx.types import EnvSpec, EnvStep, Rollout
+
+
+@dataclass
+class Segment:
+    """Steps of one environment, as columns of a rollout."""
+
+    frames: Tensor  # [S-1 + T+1, *frame], on the device
+    columns: dict[str, np.ndarray]  # everything else of a rollout, [T] or [T+1]
+    steps: int  # that were taken, fewer than T in a short one
+    counted: int  # those of them that may be learnt from
+
+
+class OpenSegments:
+    """The segments that agents are at, a row for each environment. Frames are on the device of the network, all the
+    rest is on the host. Different threads may work on different rows at the same time."""
+
+    def __init__(self, spec: EnvSpec, environments: int, stack: int, horizon: int, device: torch.device) -> None:
+        self.stack = stack
+        self.horizon = horizon
+        self.device = device
+        empty = allocate_rollout(spec, environments, stack, horizon, torch.device("meta"))
+        self.frames = torch.zeros((environments, *empty.frames[:, 0].shape), dtype=empty.frames.dtype, device=device)
+        self.columns = {
+            name: torch.zeros((environments, len(like)), dtype=like.dtype).numpy()
+            for name, like in empty.tensors().items()
+            if name != "frames"
+        }
+        self.position = np.zeros(environments, np.int64)  # steps of its segment that each environment has taken
+        self.waiting = np.zeros(environments, np.bool_)  # was an action chosen whose outcome has not been received?
+        self.begun = np.zeros(environments, np.bool_)  # was its first frame received?
+
+    def receive(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> None:
+        """Take in what the environments of these rows have done."""
+        columns, waited = self.columns, self.waiting[rows]
+        acted = rows[waited]
+        place = acted, self.position[acted]
+        columns["reward"][place] = step.reward[acted]
+        columns["terminated"][place] = step.terminated[acted]
+        columns["truncated"][place] = step.truncated[acted]
+        columns["cut"][place] = step.cut[acted]
+        self.position[acted] += 1
+        news = waited | ~self.begun[rows]  # not of one that has rested since its step was received
+        rows, waited = rows[news], waited[news]
+        self.waiting[rows], self.begun[rows] = False, True
+        now = self.position[rows]
+        frames = decode(to_device(step.observation[rows], self.device))
+        self._single_frames.index_copy_(0, self._places(rows, now + (self.stack - 1)), frames)
+        longer = np.minimum(columns["history"][rows, np.maximum(now - 1, 0)] + 1, self.stack)
+        columns["history"][rows, now] = np.where(step.first[rows] | ~waited, 1, longer)
+
+    def stacks(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """What the policy sees of these rows: [N, S, *frame] and the history."""
+        now = self.position[rows]
+        return self._stacks(rows, now, self.stack), to_device(self.columns["history"][rows, now], self.device)
+
+    def last_stacks(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> tuple[Tensor, Tensor]:
+        """The same as of the true last observations of episodes that these rows have just truncated."""
+        before = self.position[rows] - 1
+        last = decode(to_device(step.last_observation[rows], self.device))
+        stacks = torch.cat([self._stacks(rows, before + 1, self.stack - 1), last[:, None]], dim=1)
+        history = np.minimum(self.columns["history"][rows, before] + 1, self.stack)
+        return stacks, to_device(history, self.device)
+
+    def set_last_value(self, rows: np.ndarray, value: Tensor) -> None:
+        """The values of those observations."""
+        self.columns["last_value"][rows, self.position[rows] - 1] = value.cpu().numpy()
+
+    def choose(
+        self, rows: np.ndarray, action: np.ndarray, log_prob: np.ndarray, value: np.ndarray, version: int
+    ) -> None:
+        """The actions that the environments of these rows take next, and what the policy said of them."""
+        columns, place = self.columns, (rows, self.position[rows])
+        columns["action"][place] = action
+        columns["log_prob"][place] = log_prob
+        columns["value"][place] = value
+        columns["last_value"][place] = 0.0
+        columns["version"][place] = version
+        self.waiting[rows] = True
+
+    def close(self, rows: np.ndarray, value: np.ndarray) -> list[Segment]:
+        """End the segments of these rows, which led to states of these values, and begin new ones there. A segment from
+        which nothing can be learnt is dropped."""
+        self.columns["value"][rows, self.position[rows]] = value
+        segments = [self._close(row) for row in rows.tolist()]
+        return [segment for segment in segments if segment.counted]
+
+    def _close(self, row: int) -> Segment:
+        steps, frames = int(self.position[row]), self.frames[row].clone()
+        columns = {name: column[row].copy() for name, column in self.columns.items()}
+        self.frames[row, : self.stack] = frames[steps : steps + self.stack]
+        self.columns["history"][row, 0] = columns["history"][steps]
+        self.position[row] = 0
+        if steps < self.horizon:
+            frames[self.stack + steps :] = 0
+            columns["cut"][steps:] = True
+            for name in ("reward", "last_value", "terminated", "truncated"):
+                columns[name][steps:] = 0
+        return Segment(frames, columns, steps, steps - int(columns["cut"][:steps].sum()))
+
+    def state(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, name).copy() for name in ("position", "waiting", "begun")}
+        columns = {name: column.copy() for name, column in self.columns.items()}
+        return {"frames": self.frames.clone(), "columns": columns, **arrays}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.frames.copy_(state["frames"])
+        for name, column in self.columns.items():
+            column[:] = state["columns"][name]
+        for name in ("position", "waiting", "begun"):
+            getattr(self, name)[:] = state[name]
+
+    @property
+    def _single_frames(self) -> Tensor:
+        """All frames of all rows in one line: whole frames are copied, not single bytes of many."""
+        return self.frames.flatten(0, 1)
+
+    def _stacks(self, rows: np.ndarray, start: np.ndarray, count: int) -> Tensor:
+        places = self._places(rows[:, None], start[:, None] + np.arange(count))
+        chosen = self._single_frames.index_select(0, places.view(-1))
+        return chosen.view(len(rows), count, *chosen.shape[1:])
+
+    def _places(self, rows: np.ndarray, frames: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows * self.frames.shape[1] + frames).to(self.device)
+
+
+def merged(segments: Sequence[Segment]) -> Rollout:
+    """A rollout whose environments are the segments."""
+    device = segments[0].frames.device
+    columns: dict[str, Any] = {}
+    for name in segments[0].columns:
+        column = torch.from_numpy(np.stack([segment.columns[name] for segment in segments], 1))
+        columns[name] = column if name == "version" else column.to(device)
+    return Rollout(frames=torch.stack([segment.frames for segment in segments], 1), **columns)
+
+
+class SegmentQueue:
+    """Segments on their way from predictors to trainers. What enters first leaves first; a full queue takes nobody's
+    place: who would close a segment asks for room before."""
+
+    def __init__(self, bound: int, made_room: Callable[[], None] = lambda: None) -> None:
+        self.bound = bound
+        self.made_room = made_room  # called when a segment leaves
+        self.segments: deque[Segment] = deque()
+        self.promised = 0  # places of segments that are about to be put
+        self.changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    @property
+    def room(self) -> int:
+        return self.bound - len(self.segments) - self.promised
+
+    def reserve(self, counts: Sequence[int]) -> int:
+        """Keep places for so many segments of each of several agents; how many of the agents got theirs. One with
+        several environments may close more at once than there is room for, if there is any."""
+        with self.changed:
+            granted = 0
+            for count in counts:
+                if self.room <= 0:
+                    break
+                self.promised += count
+                granted += 1
+            return granted
+
+    def give_back(self, places: int) -> None:
+        """Places that were kept are not needed."""
+        with self.changed:
+            self.promised -= places
+
+    def put(self, segments: Sequence[Segment], reserved: int) -> None:
+        """Into the places that were reserved for them, of which some may not be needed."""
+        with self.changed:
+            self.promised -= reserved
+            self.segments.extend(segments)
+            self.changed.notify_all()
+
+    def put_back(self, segments: Sequence[Segment]) -> None:
+        """What somebody took and could not learn from goes first again."""
+        with self.changed:
+            self.segments.extendleft(reversed(segments))
+            self.changed.notify_all()
+
+    def take(self, seconds: float) -> Segment | None:
+        """The oldest segment; waits for one for so long."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.segments, seconds):
+                return None
+            segment = self.segments.popleft()
+        self.made_room()
+        return segment
