@@ -40,6 +40,7 @@ QUIET = {
     "RAY_worker_register_timeout_seconds": "120",  # many processes that import torch on one core take long
     "RAY_metrics_report_interval_ms": "60000",
     "RAY_worker_niceness": "0",
+    "RAY_raylet_start_wait_time_s": "120",
 }
 
 
@@ -102,7 +103,7 @@ def _local(ray: Any) -> Iterator[None]:
                     _node_ip_address="127.0.0.1",
                     **SILENT,
                 )
-            except (RuntimeError, ValueError, OSError, TimeoutError) as error:
+            except Exception as error:  # Ray raises that very class when its processes do not start in time
                 raise RunError(f"Ray could not be started ({in_words(error)})") from error
         yield
     finally:

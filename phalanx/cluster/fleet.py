@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from phalanx.cluster.server import ShardOrder, with_arrays
 from phalanx.cluster.servers import Servers, start_servers
 from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
+from phalanx.cluster.watched import Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError
 from phalanx.parameters.client import ShardedStore, states_of
@@ -81,6 +82,7 @@ class Fleet:
         event: Callable[[str], None],
         bound: int = 0,
         quorum: int = 0,
+        replays: Sequence[Any] = (),
     ) -> None:
         assert isinstance(experiment.topology, GorilaConfig | DBA3CConfig)
         self.experiment = experiment
@@ -97,6 +99,7 @@ class Fleet:
         self.gone = Progress()  # what members did that are dead, and the run before it was resumed
         self.counts_of_gone: dict[str, int] = {}
         self.counts: dict[int, dict[str, int]] = {}
+        self.replays = [Watched(handle) for handle in replays]
         self.version = 0
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
@@ -127,6 +130,9 @@ class Fleet:
             if post.handle is not None:
                 with contextlib.suppress(Exception):
                     ray.kill(post.handle)
+        for replay in self.replays:
+            with contextlib.suppress(Exception):
+                ray.kill(replay.handle)
         if self.servers is not None:
             with contextlib.suppress(Exception):
                 self.servers.end()
@@ -134,8 +140,9 @@ class Fleet:
     def _start(self, post: Post, experiment: Experiment) -> None:
         assert self.servers is not None
         bfloat16 = self.topology.wire == "bfloat16"
-        worker = self.births * len(self.posts) + post.rank
-        state, self.states[post.rank] = self.states[post.rank], None
+        place = self.posts.index(post)
+        worker = self.births * len(self.posts) + place
+        state, self.states[place] = self.states[place], None
         order = MemberOrder(experiment, post.share, self.servers.reach(bfloat16), worker, state, post.extra)
         cores = self.topology.cores if self.topology.address else 0  # a local Ray has no hosts to choose from
         host = ray.remote(Host).options(num_cpus=cores, max_restarts=0, scheduling_strategy="SPREAD")
@@ -185,7 +192,7 @@ class Fleet:
         post.heard, post.begun = time.monotonic(), True
         post.own = done.own
         self.version = max(self.version, done.own.version)
-        self.counts[post.rank] = done.counts
+        self.counts[self.posts.index(post)] = done.counts
         for sentence in done.events:
             self.event(f"{post.name}: {sentence}")
         if done.failed:
@@ -202,7 +209,7 @@ class Fleet:
         with contextlib.suppress(Exception):
             ray.kill(post.handle)
         self.gone = plus(self.gone, post.own)
-        for name, count in self.counts.pop(post.rank, {}).items():
+        for name, count in self.counts.pop(self.posts.index(post), {}).items():
             self.counts_of_gone[name] = self.counts_of_gone.get(name, 0) + count
         did_something = post.own != Progress()
         post.own = Progress()
@@ -252,6 +259,9 @@ class Fleet:
         shards.versions()
         if self.servers.look_after_standby():
             self.event("the standby of the parameter servers died and came back; it has copies of all of them again")
+        for place, replay in enumerate(self.replays):
+            if replay.came_back():
+                self.event(f"replay shard {place} died and came back empty")
         lost, shards.lost = shards.lost, []
         copies = self._copies(self.servers.parts) if lost else []
         for shard in lost:
@@ -335,14 +345,14 @@ class Fleet:
             self.states = [state if state["sampling"] is not None else None for state in snapshot.replicas]
 
     def _member_states(self) -> list[dict[str, Any]]:
-        calls = {post.rank: post.handle.state.remote() for post in self.posts if post.begun}
+        calls = {place: post.handle.state.remote() for place, post in enumerate(self.posts) if post.begun}
         states = []
         deadline = time.monotonic() + STATE_TIMEOUT
-        for post in self.posts:
+        for place in range(len(self.posts)):
             state = None
-            if post.rank in calls:
+            if place in calls:
                 with contextlib.suppress(RayActorError, RayTaskError, GetTimeoutError):
-                    state = ray.get(calls[post.rank], timeout=max(0.1, deadline - time.monotonic()))
+                    state = ray.get(calls[place], timeout=max(0.1, deadline - time.monotonic()))
             states.append(state or EMPTY)
         return states
 

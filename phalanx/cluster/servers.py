@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +14,11 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from phalanx.cluster.server import ShardOrder, ShardServer
 from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
+from phalanx.cluster.watched import Watched
 from phalanx.parameters.client import Shards
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
-LOOK = 1.0  # seconds between two looks after the standby
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
 
@@ -47,10 +46,7 @@ class Servers:
 
     handles: list[Any]
     parts: list[slice]
-    standby: Any
-    standby_process: int = 0
-    looking: Any = None  # a call to the standby
-    looked: float = 0.0
+    standby: Watched
 
     def reach(self, bfloat16: bool) -> Callable[[], Shards]:
         """A value that makes a process's way to them."""
@@ -62,26 +58,14 @@ class Servers:
 
     def look_after_standby(self) -> bool:
         """Has the standby died and come back? Then it gets copies of all servers at once. Waits for nobody."""
-        if self.looking is None:
-            if time.monotonic() - self.looked > LOOK:
-                self.looking = self.standby.process.remote()
-            return False
-        if not ray.wait([self.looking], timeout=0)[0]:
-            return False
-        call, self.looking, self.looked = self.looking, None, time.monotonic()
-        try:
-            process = ray.get(call)
-        except RayActorError:
-            return False
-        before, self.standby_process = self.standby_process, process
-        if before in (0, process):
+        if not self.standby.came_back():
             return False
         for handle in self.handles:
             handle.copy.remote()
         return True
 
     def end(self) -> None:
-        for handle in [*self.handles, self.standby]:
+        for handle in [*self.handles, self.standby.handle]:
             ray.kill(handle)
 
 
@@ -94,4 +78,4 @@ def start_servers(orders: Sequence[ShardOrder], parts: list[slice], copies: Sequ
         standby.keep.remote(order.number, copy)  # calls of one caller are served in their order
     ray.get(standby.kept.remote(len(orders)))
     server: Any = ray.remote(Server).options(**options, max_concurrency=workers + SPARE_CALLS)
-    return Servers([server.remote(order) for order in orders], parts, standby)
+    return Servers([server.remote(order) for order in orders], parts, Watched(standby))

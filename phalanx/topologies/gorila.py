@@ -17,13 +17,19 @@ back with the copy its standby has.
 
 from __future__ import annotations
 
-from phalanx.config import Experiment, GorilaConfig
+from functools import partial
+from typing import Any
+
+from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.build import make_model
 from phalanx.runs.session import Session
 from phalanx.runtime.device import choose_compute
+from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.share import Share
 from phalanx.topologies.asynchronous import spec_of
+from phalanx.topologies.roles import GlobalReplay
+from phalanx.types import EnvSpec
 
 
 def run(experiment: Experiment, session: Session) -> None:
@@ -37,11 +43,26 @@ def run(experiment: Experiment, session: Session) -> None:
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))
-        target = "phalanx.topologies.bundle:Bundle"
-        posts = [Post("bundle", rank, target, Share(rank, topology.bundles)) for rank in range(topology.bundles)]
+        if topology.bundles:
+            target, replays = "phalanx.topologies.bundle:Bundle", []
+            posts = [Post("bundle", rank, target, Share(rank, topology.bundles)) for rank in range(topology.bundles)]
+        else:
+            from phalanx.cluster.replays import RayReplayShards
+
+            replays = start_replay_shards(experiment, spec.seen)
+            extra = GlobalReplay(partial(RayReplayShards, replays), spec.seen)
+            actors, learners, role = topology.actors, topology.learners, "phalanx.topologies.roles:"
+            posts = [Post("actor", rank, f"{role}Actor", Share(rank, actors), extra) for rank in range(actors)]
+            # a learner's experiment is that of one actor: so many updates for each of its rollouts
+            posts += [Post("learner", rank, f"{role}Learning", Share(rank, actors), extra) for rank in range(learners)]
         with (
             Fleet(
-                experiment=experiment, model=model, posts=posts, event=session.event, bound=topology.staleness
+                experiment=experiment,
+                model=model,
+                posts=posts,
+                event=session.event,
+                bound=topology.staleness,
+                replays=replays,
             ) as fleet,
             session.recording(fleet, spec, compute),
         ):
@@ -49,6 +70,18 @@ def run(experiment: Experiment, session: Session) -> None:
             while session.goes_on():
                 for report in fleet.reports(timeout=0.2):
                     session.note(report)
+
+
+def start_replay_shards(experiment: Experiment, spec: EnvSpec) -> list[Any]:
+    """Each actor has its part of the memory, in one of the shards."""
+    from phalanx.cluster.replays import start_replays
+
+    topology = settings(experiment)
+    part = Share(0, topology.actors).part(experiment)
+    assert isinstance(part.algorithm, DQNConfig)
+    seeds = [number(experiment.run.seed, Role.LEARNING, 1_000_000 + shard) for shard in range(topology.replay_shards)]
+    cores = 1 if topology.address else 0
+    return start_replays(part.algorithm, spec, part.env.stack, part.sampler.environments, seeds, cores)
 
 
 def settings(experiment: Experiment) -> GorilaConfig:
