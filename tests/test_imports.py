@@ -16,7 +16,7 @@ import phalanx
 PACKAGE = Path(phalanx.__file__).parent
 
 LAYERS = (
-    "phalanx struct errors files",
+    "phalanx struct errors files figure",
     "types config",
     "seams deferred runtime",
     "algorithms",
@@ -28,6 +28,7 @@ LAYERS = (
     "runs cluster",
     "topologies",
     "bench",
+    "studies",
     "cli",
     "__main__",
 )

@@ -32,7 +32,8 @@ class Algorithm(Protocol):
 
     def batches(self, experience: Any, now: Callable[[], Progress], generator: torch.Generator) -> Iterator[Any]:
         """The batches to learn from after a rollout was put, one gradient step each. `experience` is the one that the
-        algorithm asks for in the registry; `now` reads the clocks, whose updates move on from batch to batch."""
+        algorithm asks for in the registry; `now` reads the clocks, whose updates move on from batch to batch.
+        What a generator returns at its end, if anything, are numbers of the experience to be logged, by name."""
 
     def scalars(self, progress: Progress) -> dict[str, float]:
         """Numbers the loss depends on that change during a run; the learner hands them to `loss` as tensors, so that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.algorithms import ALONE, Peers
-from phalanx.algorithms.returns import policy_batch, rows_of, vtrace
+from phalanx.algorithms.returns import policy_batch, rows_of, value_fit, vtrace
 from phalanx.config import A2CConfig, Experiment
 from phalanx.seams import Latest
 from phalanx.types import Loss, PolicyBatch, Progress, Rollout
@@ -26,7 +26,7 @@ class A2C:
 
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
-    ) -> Iterator[PolicyBatch]:
+    ) -> Generator[PolicyBatch, None, dict[str, Tensor]]:
         # One batch of all T*B rows; rows that were cut have weight 0, truncated ones bootstrap from `last_value`.
         config = self.config
         rollout = experience.take()
@@ -34,7 +34,9 @@ class A2C:
         rows = correct(rollout, config.discount, config.gae_lambda)
         advantage, share = over_the_batch(rows.advantage, rows.weight, config.normalize_advantage, self.peers)
         weight = share if config.reduction == "mean" else rows.weight * self.peers.count
+        fit = value_fit(rows)
         yield replace(rows, advantage=advantage, weight=weight)
+        return fit
 
     @torch.no_grad()
     def corrected(self, rollout: Rollout, discount: float, gae_lambda: float) -> PolicyBatch:

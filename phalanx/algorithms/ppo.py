@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.algorithms import ALONE
 from phalanx.algorithms.a2c import log_probabilities, over_the_batch
-from phalanx.algorithms.returns import policy_batch
+from phalanx.algorithms.returns import policy_batch, value_fit
 from phalanx.algorithms.schedules import towards
 from phalanx.config import Experiment, PPOConfig
 from phalanx.deferred import RolloutRows
@@ -31,10 +31,10 @@ class PPO:
 
     def batches(
         self, experience: Latest, now: Callable[[], Progress], generator: torch.Generator
-    ) -> Iterator[RolloutRows]:
+    ) -> Generator[RolloutRows, None, dict[str, Tensor]]:
         rollout, config = experience.take(), self.config
         computed = policy_batch(rollout, self.discount(now()), config.gae_lambda)
-        rows = self._in_stable_buffers(computed)
+        rows, fit = self._in_stable_buffers(computed), value_fit(computed)
         count, device = rows.action.shape[0], rows.action.device
         for _ in range(config.epochs):
             order = torch.randperm(count, generator=generator, device=device).view(config.minibatches, -1)
@@ -44,6 +44,7 @@ class PPO:
             rows.weight.index_copy_(0, order.flatten(), share.flatten())
             for chosen in order:
                 yield RolloutRows(chosen, rows, rollout.frames)
+        return fit
 
     def _in_stable_buffers(self, rows: PolicyBatch) -> PolicyBatch:
         """The same rows, with what is no part of the rollout in memory of their own, the same for every rollout of that

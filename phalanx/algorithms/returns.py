@@ -66,6 +66,18 @@ def vtrace(
     return target[:-1], advantage
 
 
+def value_fit(rows: PolicyBatch) -> dict[str, Tensor]:
+    """How well values fit returns, over the rows that count: the variance of returns, and what of it values leave
+    unexplained. `explained_variance` (`learning/averages.py`) makes one number of many such pairs."""
+    total = rows.weight.sum().clamp(min=1.0)
+
+    def variance(values: Tensor) -> Tensor:
+        mean = (values * rows.weight).sum() / total
+        return ((values - mean).square() * rows.weight).sum() / total
+
+    return {"returns/variance": variance(rows.returns), "returns/unexplained": variance(rows.returns - rows.value)}
+
+
 def policy_batch(rollout: Rollout, discount: float, gae_lambda: float) -> PolicyBatch:
     """All rows [T*B] of a rollout with their returns and advantages; stacks stay a view of the rollout's frames."""
     advantage = generalized_advantage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from phalanx.config import Clock, Experiment
+from phalanx.config import Clock, DQNConfig, Experiment
 from phalanx.types import Progress
 
 
@@ -28,6 +28,11 @@ class Schedule:
 def towards(start: float, final: float | None, length: int, clock: Clock = "steps") -> Schedule:
     """A schedule, or without an end the same number for ever."""
     return Schedule(start, start if final is None else final, length, clock)
+
+
+def epsilon_schedule(algorithm: DQNConfig) -> Schedule:
+    """The share of random actions over a run."""
+    return Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
 
 
 def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedule:

@@ -28,6 +28,7 @@ from phalanx.errors import RunError, UserError, require, tell
 from phalanx.runtime.timing import Timing
 
 if TYPE_CHECKING:
+    from phalanx.replica.build import MakeStore
     from phalanx.replica.replica import Replica
     from phalanx.sampling.collector import HandOver
     from phalanx.seams import VectorEnvs
@@ -169,12 +170,13 @@ def speed(replica: Replica, action: Callable[[], Any], seconds: float) -> float:
 class running_replica:  # noqa: N801  (used like a function)
     """The replica of an experiment with its environments, outside of a run directory."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, make_store: MakeStore | None = None) -> None:
         self.experiment = experiment
+        self.make_store = make_store
 
     def __enter__(self) -> Any:
         from phalanx.replay.memory import FRAMES_ON_HOST, Replay
-        from phalanx.replica.build import make_replica
+        from phalanx.replica.build import local_store, make_replica
         from phalanx.runtime.device import choose_compute
         from phalanx.topologies.serial import make_envs as serial_envs
         from phalanx.topologies.synchronous import make_envs as process_envs
@@ -184,7 +186,7 @@ class running_replica:  # noqa: N801  (used like a function)
         make = serial_envs if experiment.topology.name == "serial" else process_envs
         self.envs = make(experiment, compute, tell)
         try:
-            self.replica = make_replica(experiment, self.envs, compute, tell)
+            self.replica = make_replica(experiment, self.envs, compute, tell, self.make_store or local_store)
         except BaseException:
             self.envs.close()
             raise

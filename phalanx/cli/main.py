@@ -21,9 +21,12 @@ USAGE = """usage: phalanx COMMAND ...
   eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
   play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
   bench WHAT --json         measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
+  tune PRESET [--flags]     find the fastest sampler for this machine, for --from
   plan PRESET [--flags]     what would run, without running
+  study NAME [--flags]      what learning is like: gradients, norms, secondary, lag; a figure and its data
   presets                   the presets, one line each
 
+  --from FILE               fields of the experiment, such as phalanx tune writes; other flags win over it
   --debug                   show the whole traceback of an error
   train PRESET --help       every flag of a preset"""
 
@@ -33,7 +36,9 @@ COMMANDS = {
     "eval": "phalanx.cli.play:evaluate_command",
     "play": "phalanx.cli.play:play",
     "bench": "phalanx.bench:command",
+    "tune": "phalanx.bench.tune:command",
     "plan": "phalanx.cli.plan:command",
+    "study": "phalanx.cli.study:command",
     "presets": "phalanx.cli.main:presets",
 }
 

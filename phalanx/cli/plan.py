@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, Experiment, PPOConfig
+from phalanx.config import AtariConfig, Experiment, GA3CConfig, PPOConfig
 from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
@@ -56,16 +56,28 @@ def _machine(experiment: Experiment, cores: list[tuple[int, ...]]) -> list[tuple
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
         *([] if single else [("replicas", _replicas(cores))]),
-        ("processes", _processes(placement, compute, single)),
+        ("processes", _processes(experiment, placement, compute, single)),
         *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
 
 
-def _processes(placement: Placement, compute: Compute, single: bool) -> str:
+def _processes(experiment: Experiment, placement: Placement, compute: Compute, single: bool) -> str:
     """Of one replica; one of many on a single core has its environments in its own process."""
+    if isinstance(experiment.topology, GA3CConfig):
+        return _node(experiment.topology, placement)
     if single or compute.device.type != "cpu" or placement.workers > 1:
         return placement.describe()
     return f"1 (the replica and its {placement.envs_per_worker} environments), {placement.owner_threads} torch threads"
+
+
+def _node(topology: GA3CConfig, placement: Placement) -> str:
+    """Who works in a GA3C run."""
+    counts = f"{topology.predictors} predictor threads, {topology.trainers} trainer threads"
+    agents = f"{topology.agents} agent processes x {placement.envs_per_worker} environments"
+    if topology.tuner == "off":
+        return f"{agents}, {counts}, {placement.owner_threads} torch threads each"
+    most = f"{topology.most_agents} agents, {topology.most_predictors} predictors and {topology.most_trainers} trainers"
+    return f"{agents}, {counts}, {placement.owner_threads} torch threads each; the tuner may come to {most}"
 
 
 def _replicas(cores: list[tuple[int, ...]]) -> str:
@@ -96,6 +108,8 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     else:
         learning = f"1 update of {rows}"
     rate = learning_rate_schedule(experiment)
+    if isinstance(experiment.topology, GA3CConfig):
+        return _node_batches(experiment, experiment.topology)
     return [
         (
             "rollout",
@@ -107,6 +121,23 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
             f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> {rate.final:g}",
         ),
         ("budget", f"{experiment.run.steps:,} steps = {-(-experiment.run.steps // rows):,} rollouts"),
+    ]
+
+
+def _node_batches(experiment: Experiment, topology: GA3CConfig) -> list[tuple[str, str]]:
+    rate, horizon = learning_rate_schedule(experiment), experiment.sampler.horizon
+    return [
+        (
+            "segments",
+            f"up to {horizon} steps of one environment, up to {topology.queue} in the queue; inference batches of "
+            f"whoever waits, up to {topology.prediction_batch}",
+        ),
+        (
+            "learning",
+            f"from segments of at least {topology.min_batch} steps together; {experiment.optimizer.rule}, learning "
+            f"rate {rate.start:g} -> {rate.final:g}",
+        ),
+        ("budget", f"{experiment.run.steps:,} steps"),
     ]
 
 

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.cli.directories import existing_run
-from phalanx.errors import require, tell
+from phalanx.cli.options import not_negative, parse, positive
+from phalanx.errors import tell
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from phalanx.sampling.player import Shown
+
+
+@dataclass(frozen=True)
+class GameOptions:
+    """What `eval` and `play` both want to know."""
+
+    run: Path
+    """Directory of the run."""
+    games: int = 1
+    """Games to play."""
+    greedy: bool = False
+    """Always the best action: no draw, and no random one of Q-learning."""
+    best: bool = False
+    """The checkpoint with the best score instead of the newest."""
+    seed: int = 0
+    """Seed of the games."""
+    device: str | None = None
+    """cpu or cuda instead of the run's device."""
+
+
+@dataclass(frozen=True)
+class EvalOptions(GameOptions):
+    """Play whole games of a trained agent and report their raw scores."""
+
+    games: int = 30
+    """Games to play."""
+    json: bool = False
+    """One JSON object instead of a sentence."""
+
+
+@dataclass(frozen=True)
+class PlayOptions(GameOptions):
+    """Record games of a trained agent, at the speed at which people would play."""
+
+    video: Path = Path("play.mp4")
+    """File to write, .mp4 or .gif."""
+    max_frames: int = 20_000
+    """Pictures recorded at most; the game stops there."""
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="phalanx eval", description="Play whole games and report raw scores.")
-    add_options_of_play(parser, games=30)
-    options = parser.parse_args(arguments)
+    options = parse(EvalOptions, "eval", arguments)
     import statistics
 
     from phalanx.sampling.evaluator import evaluate
@@ -20,53 +66,62 @@ def evaluate_command(arguments: list[str]) -> int:
     games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
     config, policy, compute, progress = load_policy(options)
     scores = evaluate(config, policy, compute, games, seed, progress)
-    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-    print(
-        f"{len(scores)} games of {config.name}: mean {statistics.mean(scores):.2f}, deviation {spread:.2f}, "
-        f"min {min(scores):g}, max {max(scores):g} (raw scores, whole games, "
-        f"{'greedy' if options.greedy else 'drawn'} actions, {progress.steps:,} steps of training)"
+    result = {
+        "environment": config.name,
+        "games": len(scores),
+        "mean": statistics.mean(scores),
+        "deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+        "min": min(scores),
+        "max": max(scores),
+        "actions": "greedy" if options.greedy else "drawn",
+        "steps": progress.steps,
+        "seed": seed,
+    }
+    sentence = (
+        "{games} games of {environment}: mean {mean:.2f}, deviation {deviation:.2f}, min {min:g}, max {max:g} "
+        "(raw scores, whole games, {actions} actions, {steps:,} steps of training)"
     )
+    print(json.dumps({**result, "scores": scores}) if options.json else sentence.format(**result))
     return 0
 
 
 def play(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="phalanx play", description="Record games.")
-    add_options_of_play(parser, games=1)
-    parser.add_argument("--video", type=Path, required=True, help="file to write, .mp4 or .gif")
-    parser.add_argument("--max-frames", type=int, default=20_000, help="pictures recorded at most")
-    options = parser.parse_args(arguments)
+    options = parse(PlayOptions, "play", arguments)
+    from phalanx.config import AtariConfig
+    from phalanx.runs.caption import captioned
     from phalanx.runs.video import check_format, check_place, write_video
-    from phalanx.sampling.evaluator import evaluate
+    from phalanx.sampling.player import Player
 
     check_format(options.video)
     games, seed = positive(options.games, "--games"), not_negative(options.seed, "--seed")
+    most = positive(options.max_frames, "--max-frames")
     config, policy, compute, progress = load_policy(options)
     check_place(options.video)
-    pictures: list[object] = []
+    player = Player(config, policy, compute, seed, progress)
+    scores: list[float] = []
+    under_way: list[Shown] = []  # the newest picture's game, if it is not over
 
-    def watch(picture: object) -> None:
-        if len(pictures) < options.max_frames:
-            pictures.append(picture)
+    def shown() -> Iterator[np.ndarray]:
+        for now in itertools.islice(player.games(games), most):
+            under_way[:] = [] if now.over else [now]
+            scores.extend([now.score] if now.over else [])
+            yield (
+                captioned(now.picture, f"SCORE {now.score:.0f}  STEP {now.step}")
+                if isinstance(config, AtariConfig)
+                else now.picture
+            )
 
-    scores = evaluate(config, policy, compute, games, seed, progress, environments=1, watch=watch)
-    write_video(options.video, pictures, fps=15)  # type: ignore[arg-type]
-    print(f"{options.video}: {len(pictures)} pictures, scores {', '.join(f'{score:g}' for score in scores)}")
+    count = write_video(options.video, shown(), player.fps)
+    words = [f"{count:,} pictures at {player.fps:g} per second"]
+    words += [f"scores {', '.join(f'{score:g}' for score in scores)}"] if scores else []
+    if under_way:
+        last = under_way[0]
+        words.append(f"stopped by --max-frames in game {last.game + 1} at step {last.step:,}, score {last.score:g}")
+    print(f"{options.video}: {', '.join(words)}")
     return 0
 
 
-def add_options_of_play(parser: argparse.ArgumentParser, games: int) -> None:
-    """What `eval` and `play` both want to know."""
-    parser.add_argument("run", type=Path, help="directory of the run")
-    parser.add_argument("--games", type=int, default=games, help="games to play")
-    parser.add_argument(
-        "--greedy", action="store_true", help="always the best action: no draw, and no random one of Q-learning"
-    )
-    parser.add_argument("--best", action="store_true", help="the checkpoint with the best score instead of the newest")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the games")
-    parser.add_argument("--device", help="cpu or cuda instead of the run's device")
-
-
-def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+def load_policy(options: GameOptions):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint, by the options of `eval` and `play`."""
     import dataclasses
 
@@ -87,13 +142,3 @@ def load_policy(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     FlatParameters(model).load(loaded.weights)
     policy = make_evaluation_policy(experiment, model, compute, options.greedy)
     return experiment.env, policy, compute, Progress(**loaded.state["clocks"])
-
-
-def not_negative(value: int, name: str) -> int:
-    require(0 <= value < 2**63, f"{name} is {value}, but must not be negative, and less than 2^63")
-    return value
-
-
-def positive(value: int, name: str) -> int:
-    require(value > 0, f"{name} is {value}, but must be at least 1")
-    return value

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 from phalanx.cli.directories import named_run
 from phalanx.config.experiment import Experiment
 from phalanx.config.flags import parse_experiment, parse_flags
 from phalanx.errors import UserError, tell
 from phalanx.runtime.launch import Launch
+
+if TYPE_CHECKING:
+    from phalanx.runs.screen import Screen
 
 FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
 """Values that a resumed run cannot change."""
@@ -18,6 +24,15 @@ def train(arguments: list[str]) -> int:
         from phalanx.topologies import torchrun
 
         return torchrun.train(launch, experiment)
+    from phalanx.runs.screen import goal_of, open_screen
+
+    with contextlib.closing(open_screen(goal_of(experiment))) as screen:
+        return train_on(experiment, screen)
+
+
+def train_on(experiment: Experiment, screen: Screen) -> int:
+    """A run of its own, shown on that screen; the exit code."""
+    screen.doing("loading torch")
     from phalanx.sampling.placement import prestart
 
     prestarted = prestart(experiment, tell)
@@ -28,6 +43,7 @@ def train(arguments: list[str]) -> int:
         from phalanx.runs.session import Session
         from phalanx.runtime.device import choose_compute
 
+        screen.doing("probing the environment and the machine")
         experiment = resolve_replicas(experiment)
         check_pieces(experiment, None if prestarted is None else prestarted.spec.seen)
         if prestarted is not None and choose_compute(experiment.run).device.type != "cuda":
@@ -37,7 +53,7 @@ def train(arguments: list[str]) -> int:
         directory = new_directory(experiment)
         checkpoints = run_checkpoints(experiment, directory, tell)
         with locked(directory):
-            session = Session(experiment, directory, checkpoints, prestarted=prestarted)
+            session = Session(experiment, directory, checkpoints, prestarted=prestarted, screen=screen)
             return session.run(find(topology(experiment).run))
     finally:
         if prestarted is not None:

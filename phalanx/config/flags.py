@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
+from phalanx.config.overlay import take_files
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import UserError, unknown
 
@@ -23,7 +24,9 @@ def parse_experiment(command: str, arguments: list[str]) -> Experiment:
 
 
 def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
-    """An experiment with fields changed by dotted flags; tyro names the nearest flag for an unknown one."""
+    """An experiment with fields changed by files (`--from`), then by dotted flags; tyro names the nearest flag for an
+    unknown one."""
+    base, flags = take_files(base, flags)
     if not flags:
         return base
     import tyro

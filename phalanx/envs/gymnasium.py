@@ -22,6 +22,7 @@ from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, Outcome
 
 LONGEST_REPLAY = 100_000  # steps of an episode that a resumed run plays again: minutes, with a slow simulator
+FASTEST_FPS = 1_000  # no environment is meant to be watched at more
 
 
 def make(name: str) -> Any:
@@ -107,6 +108,12 @@ class GymnasiumEnv:
         if picture is None:
             raise UserError(f"the Gymnasium environment '{self._config.id}' has no pictures (render mode rgb_array)")
         return np.asarray(picture, np.uint8)
+
+    @property
+    def render_fps(self) -> float:
+        """Pictures per second at the speed at which people would watch it, as the environment tells."""
+        told = self._env.metadata.get("render_fps")
+        return float(told) if isinstance(told, int | float) and 0 < told <= FASTEST_FPS else 15.0
 
     def state(self) -> dict[str, Any]:
         entropy = self._seed.entropy

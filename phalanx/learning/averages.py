@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+def explained_variance(means: dict[str, float]) -> dict[str, float]:
+    """The same with the share of the returns' variance that values explain: 1 is all of it, and below 0 a constant
+    would do better. The share of mean variances, since one rollout's may be next to nothing."""
+    variance, rest = means.get("returns/variance"), means.get("returns/unexplained")
+    others = {name: mean for name, mean in means.items() if not name.startswith("returns/")}
+    return others if not variance or rest is None else {"explained_variance": 1 - rest / variance, **others}
+
+
 class MetricAverager:
     """Means of metrics between two log records. Sums stay on their device: only `take` waits for it."""
 

@@ -146,7 +146,7 @@ class GraphLearner(Learner):
         means = (self.sums / max(self.count, 1)).tolist()
         self.sums.zero_()
         count, self.count = self.count, 0
-        return dict(zip(self.names, means, strict=False)) if count else {}
+        return {**dict(zip(self.names, means, strict=False)), **super().take_metrics()} if count else {}
 
     def check(self) -> None:
         """Was every update finite? Waits for the device."""

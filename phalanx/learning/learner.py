@@ -79,9 +79,14 @@ class Learner:
         self.timing.add("learn", time.perf_counter() - started)
 
     def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch, in the precision of the loss: an algorithm may ask a network to make one."""
+        """The next batch, in the precision of the loss: an algorithm may ask a network to make one. At the end it may
+        have numbers to log."""
         with self.compute.autocast():
-            return next(batches, None)
+            try:
+                return next(batches)
+            except StopIteration as end:
+                self.metrics.add(end.value or {})
+                return None
 
     def update(self, batch: Any, progress: Progress, experience: Experience) -> None:
         """One gradient step; the experience hears of new priorities, if there are any."""

@@ -185,8 +185,7 @@ class ChunkLockedStore:
         self.sums = StepSums(rule, size, device) if local_steps > 1 else None
         self.seen = np.zeros(central.layout.chunks, np.int64)  # pushes that each chunk had when it was last read
         self.staleness: Counter[int] = Counter()  # others' pushes between pull and push of a chunk -> times
-        self.blocked_seconds = 0.0  # in which every chunk that was left was locked by others
-        self.updating_seconds = 0.0
+        self.seconds = {"blocked": 0.0, "updating": 0.0}  # while all chunks that were left were locked; in own updates
         if device.type == "cuda":
             central.lock_pages()
         self.pull(parameters)
@@ -246,8 +245,8 @@ class ChunkLockedStore:
             finally:
                 self.central.unlock(chunk)
             left.remove(chunk)
-        self.blocked_seconds += blocked
-        self.updating_seconds += time.perf_counter() - started - blocked
+        self.seconds["blocked"] += blocked
+        self.seconds["updating"] += time.perf_counter() - started - blocked
 
     def _lock_one(self, chunks: list[int], since: float) -> int:
         while True:
@@ -300,6 +299,11 @@ class ChunkLockedStore:
     def take_staleness(self) -> Counter[int]:
         """The histogram since the last call."""
         taken, self.staleness = self.staleness, Counter()
+        return taken
+
+    def take_seconds(self) -> dict[str, float]:
+        """Those since the last call: blocked by others' locks, and in updates."""
+        taken, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
         return taken
 
     def own_state(self) -> State:

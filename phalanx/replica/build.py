@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from phalanx.algorithms import ALONE, Peers
-from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, Experiment
+from phalanx.algorithms.schedules import epsilon_schedule, learning_rate_schedule
+from phalanx.config import AtariConfig, DQNConfig, Experiment
 from phalanx.learning.learner import Learner
 from phalanx.models.torsos import large_layers, layers_in_bfloat16
 from phalanx.parameters.flat import FlatParameters
@@ -87,6 +87,7 @@ def make_replica(
         clocks=clocks,
         timing=timing,
         warm_up=make_warm_up(experiment, envs, experience),
+        epsilon=epsilon_schedule(experiment.algorithm) if isinstance(experiment.algorithm, DQNConfig) else None,
     )
 
 

@@ -34,26 +34,26 @@ class Gate:
         self.is_shut = False
 
     @contextlib.contextmanager
-    def passed(self) -> Iterator[None]:
+    def passed(self, seconds: float) -> Iterator[bool]:
+        """Is it open, or opened within so long? If so it cannot be shut while this context lasts."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.is_shut)
-            self.inside += 1
+            is_open = self.changed.wait_for(lambda: not self.is_shut, seconds)
+            self.inside += is_open
         try:
-            yield
+            yield is_open
         finally:
             with self.changed:
-                self.inside -= 1
+                self.inside -= is_open
                 self.changed.notify_all()
 
     @contextlib.contextmanager
     def shut(self, seconds: float) -> Iterator[None]:
         """Nobody is at work while this context lasts. Raises RunError if somebody does not end their turn in time."""
-        with self.changed:
-            self.is_shut = True
-            paused = self.changed.wait_for(lambda: not self.inside, seconds)
         try:
-            if not paused:
-                raise RunError(f"a thread did not end its turn within {seconds:g} s")
+            with self.changed:
+                self.is_shut = True
+                if not self.changed.wait_for(lambda: not self.inside, seconds):
+                    raise RunError(f"a thread did not end its turn within {seconds:g} s")
             yield
         finally:
             self.open()
@@ -75,6 +75,7 @@ class Crew:
         self.hands: list[Hand] = []
         self.threads: dict[int, threading.Thread] = {}
         self.wanted = 0
+        self.dismissed = False
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
 
@@ -90,9 +91,14 @@ class Crew:
                     self.threads[number] = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
                     self.threads[number].start()
 
+    def dismiss(self) -> None:
+        """None is wanted any more, and nobody waits for a gate that is shut."""
+        with self.lock:
+            self.wanted, self.dismissed = 0, True
+
     def close(self) -> None:
         """End all of them; a thread that does not end is left behind, and dies with the process."""
-        self.wanted = 0
+        self.dismiss()
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in list(self.threads.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -100,15 +106,19 @@ class Crew:
     def _work(self, number: int) -> None:
         hand = self.hands[number]
         try:
-            while self._is_wanted(number):
-                with self.gate.passed():
-                    hand.turn(TURN)
+            while not self.dismissed:
+                with self.gate.passed(TURN) as is_open:
+                    if is_open and not self._is_wanted(number):
+                        return
+                    if is_open:
+                        hand.turn(TURN)
         except BaseException as error:
             self.failure = error
             self.alarm.set()
 
     def _is_wanted(self, number: int) -> bool:
-        """If not, the thread is as good as gone: should it be wanted again, another is started."""
+        """If not, the thread is as good as gone: should it be wanted again, another is started. What it gives back is
+        part of its last turn, so that it is there once the gate is shut."""
         with self.lock:
             if number < self.wanted:
                 return True

@@ -77,8 +77,9 @@ class Node:
         self.alarm = threading.Event()
         self.predictors = Crew("predictor", self._make_predictor, self.gate, self.alarm)
         self.trainers = Crew("trainer", self._make_trainer, self.gate, self.alarm)
+        self.tuner_state: dict[str, Any] | None = None  # of whoever moves the numbers; kept in checkpoints
+        self.waited = (time.monotonic(), 0.0, 0.0)  # when idle shares were asked for last, and the seconds idle by then
         self.window: deque[tuple[float, np.ndarray]] = deque()  # times, and what had been counted then
-        self.looked_after = 0.0
 
     def resize(self, agents: int, predictors: int, trainers: int) -> None:
         """So many of each from now on. Agents that are too many end their segments and rest."""
@@ -115,8 +116,7 @@ class Node:
         """Once the budget is used up, everything is learnt from first; before, a snapshot pauses what is under way."""
         if not self.questions.over:
             return True
-        counted = self.progress.steps >= self.questions.begun
-        return counted and not len(self.queue) and not any(trainer.batch for trainer in self._trainers)
+        return self.progress.steps >= self.questions.begun and not self.queue.unlearnt
 
     def notes(self) -> list[str]:
         topology, each = self.topology, self.agents.envs_per_agent
@@ -138,7 +138,9 @@ class Node:
             games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
             node = {
                 "trainers": [trainer.state() for trainer in self._trainers],
-                "games": self._games() if games else None,
+                "queue": [dict(vars(segment)) for segment in self.queue.segments],
+                "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
+                "tuner": self.tuner_state,
             }
             replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
             return Snapshot(self.weights(), self.progress, self.store.state(), [replica])
@@ -152,19 +154,43 @@ class Node:
         node = snapshot.replicas[0].get("node") if len(snapshot.replicas) == 1 else None
         if node is None:
             return
-        self.trainers.hands = [self._make_trainer(rank) for rank in range(len(node["trainers"]))]
-        for trainer, state in zip(self._trainers, node["trainers"], strict=True):
+        trainers = node["trainers"][: self.topology.most_trainers]
+        self.trainers.hands = [self._make_trainer(rank) for rank in range(len(trainers))]
+        for trainer, state in zip(self._trainers, trainers, strict=True):
             trainer.restore(state)
+        self.tuner_state = node["tuner"]
         games = node["games"]
-        if games is not None and len(games["open"]["position"]) == len(self.segments.position):
+        if games is not None and self._can_go_on(games):
             self.agents.restore(games["agents"])
             self.segments.restore(games["open"])
-            self.queue.put([Segment(**segment) for segment in games["queue"]], reserved=0)
             self.questions.begun += int(self.segments.position.sum() + self.segments.waiting.sum())
+        segments = [Segment(**segment) for segment in node["queue"]]
+        self.queue.put([segment for segment in segments if self.segments.may_hold(segment)], reserved=0)
+
+    def _can_go_on(self, games: dict[str, Any]) -> bool:
+        """Are they of as many environments, and do they divide among agents of today's size?"""
+        return self.segments.fits(games["open"]) and not len(games["agents"]["slots"]) % self.agents.envs_per_agent
 
     def predictions(self) -> int:
         """Actions chosen so far."""
         return sum(predictor.predictions for predictor in self._predictors)
+
+    def segments_learnt(self) -> int:
+        return sum(trainer.segments for trainer in self._trainers)
+
+    def idle_shares(self) -> tuple[float, float]:
+        """Which shares of the time since the last call have predictors and trainers waited for work?"""
+        now = time.monotonic()
+        predicting = sum(predictor.idle for predictor in self._predictors)
+        training = sum(trainer.idle for trainer in self._trainers)
+        then, predicting_then, training_then = self.waited
+        self.waited = (now, predicting, training)
+        elapsed = max(now - then, 1e-9)
+        shares = (
+            (predicting - predicting_then) / self.predictors.wanted,
+            (training - training_then) / self.trainers.wanted,
+        )
+        return shares[0] / elapsed, shares[1] / elapsed
 
     def leave(self) -> None:
         """Nothing of a node has to be finished first."""
@@ -173,6 +199,8 @@ class Node:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.predictors.dismiss()  # first both, then they end at the same time
+        self.trainers.dismiss()
         self.predictors.close()
         self.trainers.close()
 
@@ -183,10 +211,6 @@ class Node:
     @property
     def _predictors(self) -> list[Predictor]:
         return [hand for hand in self.predictors.hands if isinstance(hand, Predictor)]
-
-    def _games(self) -> dict[str, Any]:
-        segments = [dict(vars(segment)) for segment in self.queue.segments]
-        return {"agents": self.agents.state(), "open": self.segments.state(), "queue": segments}
 
     def _report(self) -> Report:
         lags: Counter[int] = Counter()
@@ -214,7 +238,7 @@ class Node:
                 self.predictions(),
                 sum(predictor.forwards for predictor in self._predictors),
                 sum(predictor.depths for predictor in self._predictors),
-                sum(trainer.segments for trainer in self._trainers),
+                self.segments_learnt(),
             ],
             np.float64,
         )
@@ -231,6 +255,7 @@ class Node:
             "pps": predictions / elapsed,
             "tps": segments / elapsed,
             "queue_prediction": depths / forwards if forwards else 0.0,
+            "held": float(self.questions.held),
             "queue_training": float(len(self.queue)),
             "batch_fill": predictions / forwards if forwards else 0.0,
             "agents": float(self.agents.playing),

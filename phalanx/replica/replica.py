@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from phalanx.algorithms.schedules import Schedule
 from phalanx.learning.learner import Learner
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replay.memory import WarmUp
@@ -86,6 +87,7 @@ class Replica:
         clocks: Clocks,
         timing: Timing,
         warm_up: WarmUp | None = None,
+        epsilon: Schedule | None = None,
     ) -> None:
         self.envs = envs
         self.parameters = parameters
@@ -97,6 +99,7 @@ class Replica:
         self.clocks = clocks
         self.timing = timing
         self.warm_up = warm_up
+        self.epsilon = epsilon  # by which the policy explores, to be told
 
     def iterate(self, run_ahead: bool = True) -> Report:
         """One rollout more, and what is learnt meanwhile."""
@@ -107,7 +110,10 @@ class Replica:
         numbers = {"learning_rate": self.learner.learning_rate(progress)}
         if self.warm_up is not None:
             numbers |= self.warm_up.numbers(progress.steps)
-        return Report(progress, scores, lags, self.timing.take(), self.learner.take_metrics(), numbers)
+        if self.epsilon is not None:
+            numbers["epsilon"] = self.epsilon(progress)
+        seconds, metrics, lengths = self.timing.take(), self.learner.take_metrics(), self.collector.take_lengths()
+        return Report(progress, scores, lags, seconds, metrics, numbers, lengths=lengths)
 
     @property
     def progress(self) -> Progress:

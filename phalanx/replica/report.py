@@ -26,6 +26,8 @@ class Report:
     metrics: dict[str, float]  # means of what the learner logged
     numbers: dict[str, float] = field(default_factory=dict)  # further ones for the record: the learning rate, say
     staleness: Counter[int] = field(default_factory=Counter)  # others' updates between pull and push -> times
+    store_seconds: dict[str, float] = field(default_factory=dict)  # of a shared store: blocked by others, updating
+    lengths: list[int] = field(default_factory=list)  # steps of games that ended in it, where their start was seen
 
     def merged_with(self, newer: Report) -> Report:
         """Both as one; means of metrics are those of the newer one."""
@@ -36,6 +38,8 @@ class Report:
             lags=self.lags + newer.lags,
             seconds=seconds,
             staleness=self.staleness + newer.staleness,
+            store_seconds=summed(self.store_seconds, newer.store_seconds),
+            lengths=self.lengths + newer.lengths,
         )
 
 
@@ -77,6 +81,11 @@ class Source(Protocol):
 
     def leave(self) -> None:
         """The run is to end soon: begin nothing that would have to be finished first."""
+
+
+def summed(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Key by key."""
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}
 
 
 def lags_of(rollout: Rollout, version: int) -> Counter[int]:

@@ -83,6 +83,7 @@ class Trainer:
         self.learner.learn(self.experience)
         self.learner.check()
         self.segments += len(self.batch)
+        self.queue.learnt(len(self.batch))
         self.batch, self.rows = [], 0
 
 

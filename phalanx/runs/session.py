@@ -14,7 +14,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,22 @@ from phalanx.config import Experiment
 from phalanx.config.stored import save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
-from phalanx.learning.averages import MetricAverager
+from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import make_evaluation_policy, make_network, replicas
-from phalanx.replica.report import Report, Source
+from phalanx.replica.report import Report, Source, summed
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
-from phalanx.runtime.device import Compute
+from phalanx.runs.screen import Screen, goal_of, open_screen
+from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
 from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
+from phalanx.sampling.placement import place
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvSpec, Progress
 
@@ -56,13 +58,16 @@ class Session:
         checkpoints: Checkpoints,
         resume: Loaded | None = None,
         prestarted: ProcessEnvs | None = None,
+        screen: Screen | None = None,
     ) -> None:
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
         self.loaded = resume
         self.prestarted = prestarted  # workers that were started before torch was loaded
+        self.screen = screen or open_screen(goal_of(experiment))
         self.scores = ScoreWindow(100)
+        self.lengths: deque[int] = deque(maxlen=100)  # steps of the last games
         self.progress = Progress()
         self.stop_reason = ""
         self.events = 0
@@ -92,11 +97,13 @@ class Session:
         finally:
             if self.logger is not None:
                 self.logger.close()
+            self.screen.close()
         return self.stop.exit_code
 
     def _run(self, topology: Callable[[Experiment, Session], None]) -> None:
         try:
             with self.watchdog:
+                self._say_what_is_made()
                 topology(self._adapted(), self)
         except Interrupted:  # before the first step, or a third signal
             if self.logger is not None:
@@ -151,8 +158,10 @@ class Session:
         self.progress = report.progress
         self.numbers = report.numbers
         self.scores.add(np.array(report.scores))
+        self.lengths.extend(report.lengths)
         self.lags += report.lags
         self.staleness += report.staleness
+        self.store_seconds.update(summed(self.store_seconds, report.store_seconds))
         self.averages.add(report.metrics)
         self.timing.add_all(report.seconds)
         run = self.experiment.run
@@ -183,6 +192,7 @@ class Session:
                 "episodes": progress.episodes,
                 "score": self.scores.mean,
                 "best": self.scores.best,
+                **({"game_steps": sum(self.lengths) / len(self.lengths)} if self.lengths else {}),
                 "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
                 "lag_mean": sum(lag * count for lag, count in self.lags.items()) / rows if rows else 0.0,
                 "lag_max": max(self.lags, default=0),
@@ -191,7 +201,7 @@ class Session:
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 **self.numbers,
-                **self.averages.take(),
+                **explained_variance(self.averages.take()),
                 **(extra or {}),
             }
         )
@@ -199,9 +209,13 @@ class Session:
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
-        assert self.logger is not None
         self.events += 1
-        self.logger.event(sentence)
+        if self.logger is not None:
+            self.logger.event(sentence)
+        else:  # the environments are not there yet
+            self._write_event(sentence)
+            with contextlib.suppress(Exception):
+                self.screen.say(sentence)
 
     @property
     def time_s(self) -> float:
@@ -211,21 +225,17 @@ class Session:
         """Begin anew with what is averaged between two records."""
         self.lags: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
+        self.store_seconds: dict[str, float] = {}
         self.averages = MetricAverager()
         self.timing = Timing()
 
     def _begin(self, source: Source, spec: EnvSpec, compute: Compute) -> None:
         run = self.experiment.run
         self.compute, self.spec, self.frames_per_step = compute, spec.seen, spec.frames_per_step
-        self.logger = Logger(
-            self.directory,
-            run.steps,
-            spec.frames_per_step,
-            resume=self.loaded is not None,
-            preset=f"{self.experiment.preset} on {self.experiment.env.name}",
-            device=str(compute.device),
-            seconds=run.seconds,
-        )
+        self.screen.goal.frames_per_step = spec.frames_per_step
+        self.screen.goal.device = f"{compute.device}, {precision_of(compute)}"
+        self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
+        self.logger.doing("")
         self.source = source
         self.event(self._first_line())
         if self.loaded is not None:
@@ -288,21 +298,39 @@ class Session:
                 f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
                 f"mean score of the last {min(self.scores.count, 100)} games: {score}",
                 f"checkpoint: {path}",
-                f"next: phalanx eval {run} | phalanx play {run} --video play.mp4 | phalanx resume {run}",
+                f"next: phalanx eval {run}",
+                f"      phalanx play {run} --video play.mp4",
+                f"      phalanx resume {run}",
             ]
         )
 
     def _evaluate(self) -> None:
         """Play whole games with a model of its own, which takes the source's newest parameters."""
-        assert self.source is not None
+        assert self.source is not None and self.logger is not None
         run = self.experiment.run
         with torch.random.fork_rng():  # training must not notice
             model = make_network(self.experiment, self.spec).to(self.compute.device)
         FlatParameters(model).load(self.source.weights())
         policy = make_evaluation_policy(self.experiment, model, self.compute)
+        self.logger.doing(f"playing {run.eval_games} games to evaluate")
         with self.watchdog.patient():
             scores = evaluate(self.experiment.env, policy, self.compute, run.eval_games, run.seed, self.progress)
+        self.logger.doing("")
         self.record({"eval/score": sum(scores) / len(scores), "eval/games": len(scores)})
+
+    def _say_what_is_made(self) -> None:
+        """Where the run is, and what it starts with: it takes seconds."""
+        experiment, goal = self.experiment, self.screen.goal
+        goal.run = self.directory.resolve().name
+        count = replicas(experiment)
+        what = f"starting {count} replicas"
+        if count == 1:
+            goal.device = str(choose_compute(experiment.run).device)
+            workers = place(experiment, goal.device).workers
+            what = f"starting {workers} workers" if workers else "making the environments"
+        with contextlib.suppress(Exception):  # a screen may fail; the logger finds out and has another one
+            self.screen.say(f"the run is in {self.directory}; it ends after {goal.end}")
+            self.screen.doing(what)
 
     def _adapted(self) -> Experiment:
         """The experiment for the topology: one resumed without its environments must not play its first games again,
@@ -320,21 +348,22 @@ class Session:
     def _first_line(self) -> str:
         """What runs, and with which choices that were left to phalanx."""
         algorithm = type(self.experiment.algorithm).__name__.removesuffix("Config")
-        precision = "bfloat16" if self.compute.bfloat16 else "float32"
-        seed = self.experiment.run.seed
-        return f"{algorithm} on {self.experiment.env.name}, {self.compute.device}, {precision}, seed {seed}"
+        device, seed = f"{self.compute.device}, {precision_of(self.compute)}", self.experiment.run.seed
+        return f"{algorithm} on {self.experiment.env.name}, {device}, seed {seed}"
 
     def _memory(self) -> dict[str, Any]:
         """What the session itself adds to a checkpoint."""
         return {"scores": self.scores.state(), "time_s": self.time_s}
 
     def _staleness(self) -> dict[str, float]:
-        """Of a central store: how many updates of others came between pull and push."""
+        """Of a central store: how many updates of others came between pull and push, and the seconds that all replicas
+        together were blocked by others and spent in their own updates."""
         times = self.staleness.total()
         if not times:
             return {}
         mean = sum(updates * count for updates, count in self.staleness.items()) / times
-        return {"staleness_mean": mean, "staleness_max": max(self.staleness)}
+        seconds = {f"{what}_seconds": value for what, value in self.store_seconds.items()}
+        return {"staleness_mean": mean, "staleness_max": max(self.staleness), **seconds}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""
@@ -366,3 +395,7 @@ class Session:
         """A signal came: no environment begins another rollout early."""
         if self.source is not None:
             self.source.leave()
+
+
+def precision_of(compute: Compute) -> str:
+    return "bfloat16" if compute.bfloat16 else "float32"

@@ -220,10 +220,10 @@ def main() -> None:
         os._exit(1)  # threads that were started must not keep the process
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, should it hang at that moment."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when its parent dies, should it hang at that moment."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, number)
 
 
 def module_path() -> list[str]:

@@ -24,6 +24,7 @@ class Role(IntEnum):
     EVALUATION_ACTIONS = 6
     RESUME = 7  # (steps): the seed of a run that goes on without its environments
     SUCCESSOR = 8  # (birth): the seed of a replica that takes the place of a dead one
+    TUNER = 9  # candidates
 
 
 def stream(seed: int, role: Role, *path: int) -> np.random.SeedSequence:

@@ -26,6 +26,7 @@ from phalanx.sampling.slot import EnvFactory, SlotRules
 from phalanx.types import EnvStep
 
 LOOK_AGAIN = 0.05  # seconds after which one looks without having been woken
+STOPPED = 1.0  # seconds between two looks after which agents may not have run either, as the whole job was stopped
 
 
 class Agents(WorkerPool):
@@ -56,6 +57,7 @@ class Agents(WorkerPool):
         self.places: dict[int, int] = {}  # descriptor -> agent
         self.heard = np.zeros(capacity)  # when an agent was last known to be alive,
         self.heartbeats = np.zeros(capacity)  # and its heartbeat then
+        self.looked = 0.0  # when somebody looked for those that hang
 
     @property
     def capacity(self) -> int:
@@ -103,12 +105,10 @@ class Agents(WorkerPool):
 
     def look_after(self) -> None:
         """Hear who is up, and replace who has died or hangs; waits for nobody."""
-        for descriptor, _ in self.messages.poll(0):
-            number = self.places.get(descriptor)
-            if number is None:
-                continue  # it belonged to one that was replaced a moment ago
+        heard = {descriptor for descriptor, _ in self.messages.poll(0)}
+        for number in {self.places[descriptor] for descriptor in heard}:  # once: a successor may get the same ones
             worker = self.workers[number]
-            if descriptor != worker.death_watch and not self.up[number] and worker.hear() == "ready":
+            if worker.death_watch not in heard and not self.up[number] and worker.hear() == "ready":
                 self.up[number] = True
             else:
                 worker.kill()
@@ -116,22 +116,22 @@ class Agents(WorkerPool):
         self._replace_hung()
 
     def all_arrived(self, seconds: float) -> bool:
-        """Wait until no agent steps any more, while nobody asks for steps."""
+        """Wait until every agent is up and none steps any more, while nobody asks for steps."""
         deadline = time.monotonic() + seconds
-        while len(self.arrived()) < self.started:
+        while True:
+            self.look_after()
+            if all(self.up) and len(self.arrived()) == self.started:
+                return True
             if time.monotonic() > deadline:
                 return False
-            self.look_after()
             self.wait(LOOK_AGAIN)
-        return True
 
     def state(self) -> dict[str, Any]:
         """What the games go on from. No agent may be stepping."""
         slots: dict[int, Any] = {}
         for number in range(self.started):
-            answer = self.workers[number].question("state")
-            if not isinstance(answer, dict):
-                raise RunError(f"env worker {number} died while its state was asked for")
+            while not isinstance(answer := self.workers[number].question("state"), dict):
+                self._renew(number)  # it died since its last step, or of this
             slots.update(answer)
         step = {name: getattr(self.step, name)[: len(slots)].copy() for name in vars(self.step)}
         return {"slots": [slots[row] for row in sorted(slots)], "step": step, "births": self.births}
@@ -145,9 +145,11 @@ class Agents(WorkerPool):
         self.births = max(state["births"], *(slot["incarnation"] for slot in slots))
         questions = {number: {row: slots[row] for row in self._rows(number)} for number in range(self.started)}
         for number, answer in zip(questions, self._ask_all("restore", questions), strict=True):
-            if answer is not True:
-                words = self.workers[number].traceback or "it died"
-                raise RunError(f"env worker {number} cannot restore its environments: {words}")
+            while answer is not True:
+                if words := self.workers[number].traceback:
+                    raise RunError(f"env worker {number} cannot restore its environments: {words}")
+                self._renew(number)  # it was killed from outside; a successor may take its place
+                answer = self.workers[number].question("restore", questions[number])
         for name, values in state["step"].items():
             getattr(self.step, name)[: len(slots)] = values
 
@@ -176,11 +178,23 @@ class Agents(WorkerPool):
         self.up[dead.number] = False
         self._launch(self._successor(dead))
 
+    def _renew(self, number: int) -> None:
+        """Replace an agent that gave no answer, and wait until its successor is up."""
+        self.workers[number].kill()
+        self._replace(self.workers[number])
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self.up[number]:
+            if time.monotonic() > deadline:
+                raise RunError(f"env worker {number} did not get ready within {START_TIMEOUT:g} s")
+            self.look_after()
+            self.wait(LOOK_AGAIN)
+
     def _replace_hung(self) -> None:
         """Those that were asked for a step and gave no sign of life for too long."""
         exchange, now, count = self.exchange, time.monotonic(), self.started
         idle = exchange.requests[0, :count] == exchange.dones[0, :count]
-        alive = idle | (exchange.heartbeat[:count] != self.heartbeats[:count])
+        alive = idle | (exchange.heartbeat[:count] != self.heartbeats[:count]) | (now - self.looked > STOPPED)
+        self.looked = now
         self.heard[:count][alive] = now
         self.heartbeats[:count] = exchange.heartbeat[:count]
         for number in np.flatnonzero(now - self.heard[:count] > self.timeout).tolist():

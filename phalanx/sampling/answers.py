@@ -35,7 +35,8 @@ class RolloutBuffer:
     policy: Policy
     rollout: Rollout
     uniform: Tensor  # [T, B]: the random numbers its actions are chosen with
-    ended: list[tuple[int, int, list[float]]] = field(default_factory=list)  # step, group and scores of games
+    ended: list[tuple[int, int, list[float], list[int]]] = field(default_factory=list)
+    """Step, group, and scores and lengths of the games that ended there."""
 
 
 class Answers(Protocol):

@@ -96,6 +96,9 @@ class Collector:
         self.polled = 0  # step of the rollout at which that was done last
         self.uncounted = 0  # with two buffers: cut steps of the last rollout, which are not on the clocks
         self.scores: list[float] = []  # raw scores of games that ended since last asked
+        self.lengths: list[int] = []  # and the steps they took, where their start was seen
+        self.received = [0] * len(sizes)  # steps of each group, and
+        self.begun = np.full(sum(sizes), np.nan)  # after which of them the game of each environment began
         self.primed = False  # were the environments' first frames received?
 
     def collect(self, companion: Companion | None = None) -> Rollout:
@@ -138,6 +141,12 @@ class Collector:
         scores, self.scores = self.scores, []
         return scores
 
+    def take_lengths(self) -> list[int]:
+        """Steps of the games that ended since the last call. Where a game began before the first step, as with
+        decorrelated environments, they are not known."""
+        lengths, self.lengths = self.lengths, []
+        return lengths
+
     def close(self) -> None:
         self.answers.close()
 
@@ -151,6 +160,7 @@ class Collector:
             "uniform": self.generator.get_state(),
             "primed": self.primed,
             "uncounted": self.uncounted,
+            "played": self._steps_received() - self.begun,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -160,6 +170,8 @@ class Collector:
         restore_generator(self.generator, state["uniform"])
         self.primed = state["primed"]
         self.uncounted = state["uncounted"]
+        if "played" in state:
+            self.begun = self._steps_received() - np.asarray(state["played"])
 
     def _buffer(self, number: int) -> RolloutBuffer:
         """The buffer of a rollout."""
@@ -189,7 +201,9 @@ class Collector:
     def _end(self) -> Rollout:
         self.answers.finish(self.course.collected)
         buffer = self._buffer(self.course.end())
-        self.scores += [score for _, _, scores in sorted(buffer.ended) for score in scores]
+        for _, _, scores, lengths in sorted(buffer.ended):
+            self.scores += scores
+            self.lengths += lengths
         buffer.ended.clear()
         if not self.course.in_progress:
             self.envs.balance()
@@ -221,17 +235,34 @@ class Collector:
         """Take the step a group has finished, and have its next actions chosen."""
         step, number = self._recv(group), self.course.rollout_of(group)
         t = self.course.receive(group)
+        self.received[group] += 1
         buffer = self._buffer(number)
         if 1 in step.truncated.tobytes():  # `any` takes ten times as long
             with self.answers.stream():
                 self._keep_last_frames(group, buffer, t, step)
         if 1 in step.first.tobytes():
-            buffer.ended.append((t, group, step.score[~np.isnan(step.score)].tolist()))
+            buffer.ended.append((t, group, *self._games_over(group, step)))
         if self.poll_every and t % self.poll_every == 0 and t < self.course.horizon:
             self._poll(group, number, t)
         self.answers.ask(group, number, t, step)
         if t == self.course.horizon:
             self.course.finish(group)
+
+    def _games_over(self, group: int, step: EnvStep) -> tuple[list[float], list[int]]:
+        """Scores of the games that ended with this step, and the steps of those whose start was seen. A lost life that
+        ends an episode ends no game; an environment that was replaced, or has waited, begins one."""
+        begun, now = self.begun[self.envs.groups[group]], self.received[group]
+        over = ~np.isnan(step.score)
+        taken = now - begun[over]
+        begun[over | (step.first & step.cut)] = now
+        return step.score[over].tolist(), [int(steps) for steps in taken if not np.isnan(steps)]
+
+    def _steps_received(self) -> np.ndarray:
+        """By environment."""
+        steps = np.empty(len(self.begun))
+        for group, rows in enumerate(self.envs.groups):
+            steps[rows] = self.received[group]
+        return steps
 
     def _poll(self, group: int, number: int, t: int) -> None:
         """Newer parameters within a rollout: for all groups from their next actions on."""

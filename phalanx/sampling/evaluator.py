@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from phalanx.registry import MakeEnv
 from phalanx.runtime.device import Compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.sampling.serial import SerialEnvs
-from phalanx.sampling.slot import blamed
 from phalanx.seams import Policy
 from phalanx.types import Progress, torch_dtype
 
@@ -37,10 +35,9 @@ def evaluate(
     seed: int,
     progress: Progress,
     environments: int = 8,
-    watch: Callable[[np.ndarray], None] | None = None,
 ) -> list[float]:
     """Raw scores of `games` whole games. Each environment plays a fixed share of them, so that short games are not
-    counted more often than long ones. `watch` is shown each picture of the first environment."""
+    counted more often than long ones."""
     environments = min(environments, games)
     envs = SerialEnvs(MakeEnv(evaluation_env(config), seed, role=Role.EVALUATION), environments)
     shares = np.full(environments, games // environments) + (np.arange(environments) < games % environments)
@@ -60,10 +57,6 @@ def evaluate(
             history = (history + 1).clamp(max=config.stack).masked_fill(torch.from_numpy(step.first), 1)
             draws = torch.rand(environments, generator=generator).to(compute.device)
             output = policy.act(stacks.to(compute.device), history.to(compute.device), draws, slice(0, environments))
-            if watch is not None:
-                with blamed(0):
-                    picture = envs.slots[0].env.render()
-                watch(picture)
             envs.send(0, output.action.cpu().numpy())
     finally:
         envs.close()

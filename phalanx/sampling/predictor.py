@@ -57,7 +57,7 @@ class Questions:
         self.begun = 0  # steps of the run, those counted in whose segment has not ended
         self.lock = threading.Lock()
         self.taken_at = np.full(agents.capacity, -1, np.int64)  # steps an agent had done when it was taken last
-        self.resting = np.zeros(agents.capacity, np.bool_)  # was it taken without being asked for another step?
+        self.resting = np.zeros(agents.capacity, np.bool_)  # was it answered, without being asked for another step?
         self.next_in_round = 0
         self.depth = 0  # agents that waited when somebody looked last,
         self.held = 0  # and those of them that waited for room in the queue of segments
@@ -78,6 +78,10 @@ class Questions:
         with self.lock:
             self.begun -= steps
 
+    def rest(self, agents: np.ndarray) -> None:
+        """They were answered with a rest: from now on they may be taken again, should they be wanted."""
+        self.resting[agents] = True
+
     @property
     def over(self) -> bool:
         """Has every step of the budget begun?"""
@@ -91,7 +95,7 @@ class Questions:
             return None
         self.next_in_round = int(taken.agents[-1]) + 1
         self.taken_at[taken.agents] = self.agents.exchange.dones[0, taken.agents]
-        self.resting[taken.agents] = ~taken.goes_on
+        self.resting[taken.agents] = False
         self.begun += self.agents.envs_per_agent * int(taken.goes_on.sum())
         return taken
 
@@ -105,13 +109,13 @@ class Questions:
         """The first of those that need not wait for room in the queue of segments."""
         segments, step, each = self.segments, self.agents.step, self.agents.envs_per_agent
         rows = self.agents.rows_of(waiting).reshape(-1, each)
-        goes_on = waiting < self.agents.playing
-        goes_on &= goes_on.cumsum() <= -(-(self.last_step - self.begun) // each)
+        left, playing = self.last_step - self.begun, waiting < self.agents.playing
+        goes_on = playing & (playing.cumsum() <= -(-left // each))
+        first = goes_on | ~playing | (left <= 0)  # who finds no step left waits until all of them have begun
         over = step.terminated[rows] | step.truncated[rows] | step.cut[rows] | ~goes_on[:, None]
         ended = segments.waiting[rows] & (over | (segments.position[rows] + 1 == segments.horizon))
         needed = ended.sum(1)
-        needing = np.flatnonzero(needed)
-        first = np.ones(len(waiting), np.bool_)
+        needing = np.flatnonzero(first & (needed > 0))
         first[needing[self.most :]] = False
         granted = self.queue.reserve(needed[needing[: self.most]].tolist())
         first[needing[granted:]] = False
@@ -152,6 +156,7 @@ class Predictor:
         self.generator = generator
         self.version = -1
         self.timing = Timing()
+        self.idle = 0.0  # seconds spent waiting for agents
         self.scores: list[float] = []  # of games that ended; appended here, taken elsewhere
         self.predictions = 0
         self.forwards = 0
@@ -163,6 +168,7 @@ class Predictor:
         taken = self.questions.take(seconds)
         now = time.perf_counter()
         self.timing.add("env", now - started)
+        self.idle += now - started
         if taken is not None:
             self.answer(taken)
             self.timing.add("infer", time.perf_counter() - now)
@@ -191,9 +197,10 @@ class Predictor:
             segments.choose(rows[acts], action[acts], log_prob[acts], value[acts], self.version)
             agents.exchange.action[rows[acts]] = action[acts]
             agents.request(taken.agents[taken.goes_on])
+        self.questions.rest(taken.agents[~taken.goes_on])
         self.predictions += len(rows)
         self.forwards += 1
-        self.depths += self.questions.depth
+        self.depths += self.questions.depth - self.questions.held
 
     def _refresh(self) -> None:
         """Take the newest parameters, if there are newer ones."""
@@ -217,6 +224,6 @@ class Predictor:
 
     def _end_segments(self, rows: np.ndarray, value: np.ndarray, reserved: int) -> None:
         whole = self.questions.segments.close(rows, value)
-        with self.counting:
-            self.clocks.count(steps=sum(segment.counted for segment in whole))
         self.questions.queue.put(whole, reserved)
+        with self.counting:  # last: what is counted is on its way to a trainer
+            self.clocks.count(steps=sum(segment.counted for segment in whole))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phalanx.errors import NotFinite
 from phalanx.sampling.answers import Decoder, allocate_rollout, to_device
 from phalanx.types import EnvSpec, EnvStep, Rollout
 
@@ -59,6 +60,7 @@ class OpenSegments:
         acted = rows[waited]
         place = acted, self.position[acted]
         columns["reward"][place] = step.reward[acted]
+        self._refuse_not_finite("reward", torch.from_numpy(step.reward[acted]), acted)
         columns["terminated"][place] = step.terminated[acted]
         columns["truncated"][place] = step.truncated[acted]
         columns["cut"][place] = step.cut[acted]
@@ -69,6 +71,7 @@ class OpenSegments:
         now = self.position[rows]
         frames = decode(to_device(step.observation[rows], self.device))
         self._single_frames.index_copy_(0, self._places(rows, now + (self.stack - 1)), frames)
+        self._refuse_not_finite("observation", frames, rows)
         longer = np.minimum(columns["history"][rows, np.maximum(now - 1, 0)] + 1, self.stack)
         columns["history"][rows, now] = np.where(step.first[rows] | ~waited, 1, longer)
 
@@ -81,6 +84,7 @@ class OpenSegments:
         """The same as of the true last observations of episodes that these rows have just truncated."""
         before = self.position[rows] - 1
         last = decode(to_device(step.last_observation[rows], self.device))
+        self._refuse_not_finite("last observation of a truncated episode", last, rows)
         stacks = torch.cat([self._stacks(rows, before + 1, self.stack - 1), last[:, None]], dim=1)
         history = np.minimum(self.columns["history"][rows, before] + 1, self.stack)
         return stacks, to_device(history, self.device)
@@ -133,6 +137,24 @@ class OpenSegments:
         for name in ("position", "waiting", "begun"):
             getattr(self, name)[:] = state[name]
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Is it of as many environments, and of segments of the same size?"""
+        same_columns = all(state["columns"][name].shape == column.shape for name, column in self.columns.items())
+        return bool(state["frames"].shape == self.frames.shape) and same_columns
+
+    def may_hold(self, segment: Segment) -> bool:
+        """Could it have been closed here?"""
+        same_columns = all(segment.columns[name].shape == column[0].shape for name, column in self.columns.items())
+        return bool(segment.frames.shape == self.frames.shape[1:]) and same_columns
+
+    def _refuse_not_finite(self, name: str, values: Tensor, rows: np.ndarray) -> None:
+        """Refuse what is not finite, and name its environments; their open segments are the evidence."""
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            bad = rows[~torch.isfinite(values).view(len(rows), -1).all(1).cpu().numpy()]
+            columns: dict[str, Any] = {name: torch.from_numpy(column[bad].T) for name, column in self.columns.items()}
+            frames = self.frames[torch.from_numpy(bad).to(self.device)].transpose(0, 1)
+            raise NotFinite(f"the {name} of environment {bad.tolist()} is not finite", Rollout(frames, **columns))
+
     @property
     def _single_frames(self) -> Tensor:
         """All frames of all rows in one line: whole frames are copied, not single bytes of many."""
@@ -166,6 +188,7 @@ class SegmentQueue:
         self.made_room = made_room  # called when a segment leaves
         self.segments: deque[Segment] = deque()
         self.promised = 0  # places of segments that are about to be put
+        self.unlearnt = 0  # segments that were put and not learnt from yet, those counted in that trainers hold
         self.changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -196,6 +219,7 @@ class SegmentQueue:
         """Into the places that were reserved for them, of which some may not be needed."""
         with self.changed:
             self.promised -= reserved
+            self.unlearnt += len(segments)
             self.segments.extend(segments)
             self.changed.notify_all()
 
@@ -204,6 +228,11 @@ class SegmentQueue:
         with self.changed:
             self.segments.extendleft(reversed(segments))
             self.changed.notify_all()
+
+    def learnt(self, count: int) -> None:
+        """So many were learnt from."""
+        with self.changed:
+            self.unlearnt -= count
 
     def take(self, seconds: float) -> Segment | None:
         """The oldest segment; waits for one for so long."""

@@ -104,7 +104,7 @@ def iterate(replica: Replica, parent: Parent, last_step: int) -> None:
     while replica.progress.steps < last_step:
         report = replica.iterate(run_ahead=False)
         report.staleness = store.take_staleness()
-        report.numbers |= {"blocked_seconds": store.blocked_seconds, "updating_seconds": store.updating_seconds}
+        report.store_seconds.update(store.take_seconds())
         mailbox.post(report)
         for _ in mailbox.messages():
             tell_state()

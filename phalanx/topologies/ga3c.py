@@ -24,19 +24,21 @@ from phalanx.runtime.device import Compute, choose_compute
 from phalanx.sampling.agents import Agents
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.sampling.slot import slot_rules
+from phalanx.topologies.node_tuner import NodeTuner
 
 
 def run(experiment: Experiment, session: Session) -> None:
-    topology = settings(experiment)
     compute = compute_of(experiment).install()
     with (
         make_agents(experiment, compute, session.event) as agents,
         Node(experiment, agents, compute, session.event) as node,
         session.recording(node, agents.spec, compute),
     ):
-        node.resize(topology.agents, topology.predictors, topology.trainers)
+        tuner = NodeTuner(experiment, node, session.directory)
         while session.goes_on():
-            session.note(node.iterate(seconds=0.2))
+            report = node.iterate(seconds=0.2)
+            session.note(report)
+            tuner.look(report)
 
 
 def compute_of(experiment: Experiment) -> Compute:

@@ -41,6 +41,7 @@ from phalanx.runs.keeper import as_state
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.session import Session
 from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.child import die_with_parent
 from phalanx.runtime.clocks import LockstepClocks, sum_in_lockstep
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.group import Group, PeerLost
@@ -63,6 +64,7 @@ def train(launch: Launch, experiment: Experiment, directory: Path | None = None)
         directory is not None or bool(experiment.run.name),
         "under torchrun give the run a name, so that a restart finds it: --run.name NAME",
     )
+    end_with_launcher(launch)
     topology = dataclasses.replace(settings(experiment), replicas=launch.size)
     experiment = resolve_precision(dataclasses.replace(experiment, topology=topology).validate())
     if launch.rank == 0:
@@ -74,6 +76,15 @@ def train(launch: Launch, experiment: Experiment, directory: Path | None = None)
         return lead(job, experiment, directory) if launch.rank == 0 else follow(job, experiment)
     except PeerLost:
         raise RunError(f"{job.roll_call()}, before the run began") from None
+
+
+def end_with_launcher(launch: Launch) -> None:
+    """Nobody may go on when torchrun was killed on this host: rank 0 then ends the run as after any signal, and the
+    others of its host with it; those of another host are missed by it."""
+    if launch.rank == 0:
+        die_with_parent(signal.SIGTERM)
+    elif launch.rank >= launch.local_size:
+        die_with_parent()
 
 
 class Job:

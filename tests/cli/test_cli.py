@@ -281,8 +281,25 @@ def test_play_writes_a_video(capsys, runs, tmp_path, suffix, magic, at):
     assert main(["play", str(runs / "a2c-catch"), "--video", str(video), "--games", "2"]) == 0
     assert video.read_bytes()[at : at + 4] == magic
     shown = capsys.readouterr().out
-    assert "19 pictures" in shown  # the first board, then nine steps a game
+    assert "20 pictures at 15 per second, scores " in shown  # two games: the first board, then nine steps
     assert shown.count(",") == 2
+
+
+def test_play_stops_after_so_many_pictures(capsys, runs, tmp_path):
+    video = tmp_path / "play.gif"
+    flags = ["--games", "9", "--max-frames", "14"]
+    assert main(["play", str(runs / "a2c-catch"), "--video", str(video), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "14 pictures" in shown
+    assert "stopped by --max-frames in game 2 at step 3, score 0" in shown
+
+
+def test_eval_prints_json_when_asked(capsys, runs):
+    assert main(["eval", str(runs / "dqn-catch"), "--games", "7", "--json", "--greedy"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["environment"], result["games"], result["actions"], result["steps"]) == ("catch", 7, "greedy", 512)
+    assert len(result["scores"]) == 7 and result["mean"] == sum(result["scores"]) / 7
+    assert result["min"] == min(result["scores"]) and result["max"] == max(result["scores"])
 
 
 def test_play_refuses_what_it_cannot_do(complaint, runs, tmp_path):
@@ -299,7 +316,7 @@ def test_a_video_that_cannot_be_written_is_refused_before_a_game_is_played(
 ):
     (tmp_path / "taken.gif").mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr("phalanx.sampling.evaluator.evaluate", pytest.fail)
+    monkeypatch.setattr("phalanx.sampling.player.Player", pytest.fail)
     assert "choose another --video" in complaint("play", str(runs / "a2c-catch"), "--video", str(tmp_path / name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.gif"]
 

@@ -209,6 +209,19 @@ def test_staleness_counts_the_pushes_of_others():
     assert first.version == 4
 
 
+def test_seconds_in_updates_and_behind_locks_of_others_are_told_apart(monkeypatch):
+    """By a clock that counts the looks at it: the first look at the locks finds none free."""
+    central = central_of(SGD, chunks=1)
+    store, looks, locks = learner(central, SGD), iter(range(1000)), iter([False, False, True])
+    monkeypatch.setattr(chunked.time, "perf_counter", lambda: float(next(looks)))
+    monkeypatch.setattr(CentralParameters, "lock", lambda self, chunk: next(locks))
+    push(store, torch.ones(100))
+    seconds = store.take_seconds()
+    assert seconds["blocked"] == 3  # two looks in vain, and that at the end
+    assert seconds["updating"] == 2
+    assert store.take_seconds() == {"blocked": 0.0, "updating": 0.0}
+
+
 def test_a_reader_sees_whole_chunks_while_others_write():
     central = central_of(SGD, chunks=1, size=20_000)
     central.begin(torch.zeros(20_000), {})

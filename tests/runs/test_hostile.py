@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from phalanx.config import Experiment
 from phalanx.config.stored import load, save
 from phalanx.errors import RunError, UserError
 from phalanx.runs.checkpoint import Checkpoints
-from phalanx.runs.logger import REQUIRED, Logger
+from phalanx.runs.logger import Logger
 from phalanx.runs.pack import unpack
+from phalanx.runs.screen import REQUIRED, Goal, PlainLines
 from whole_runs import newest
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -295,7 +297,7 @@ def record(steps: int) -> dict[str, Any]:
 
 class TestRecords:
     def logger(self, run: Path) -> Logger:
-        return Logger(run, 100, 1, live=False, resume=True)
+        return Logger(run, PlainLines(Goal("x", 100), sys.stdout), resume=True)
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "events.log"])
     @pytest.mark.parametrize("make", STRANGE)
@@ -497,7 +499,7 @@ class TestMoved:
     """A directory that goes away is noticed with the next record."""
 
     def test_to_another_place_is_named(self, tmp_path: Path) -> None:
-        with Logger(tmp_path / "here", 100, 1, live=False) as log:
+        with Logger(tmp_path / "here", PlainLines(Goal("x", 100), sys.stdout)) as log:
             log.record(record(1))
             (tmp_path / "here").rename(tmp_path / "there")
             with pytest.raises(RunError, match=f"here was moved to {tmp_path}/there while"):
@@ -510,7 +512,7 @@ class TestMoved:
             log.record(record(3))
 
     def test_removed_is_said(self, tmp_path: Path) -> None:
-        with Logger(tmp_path / "here", 100, 1, live=False) as log:
+        with Logger(tmp_path / "here", PlainLines(Goal("x", 100), sys.stdout)) as log:
             shutil.rmtree(tmp_path / "here")
             with pytest.raises(RunError, match="here was removed while the run went on"):
                 log.record(record(1))

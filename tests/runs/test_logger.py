@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 from phalanx.errors import RunError, UserError
-from phalanx.runs.logger import REQUIRED, Goal, LivePanel, Logger
+from phalanx.runs.logger import Logger
+from phalanx.runs.screen import REQUIRED, Goal, LivePanel, PlainLines, Screen, open_screen
 
 
 def values(steps: int = 1000, **more: Any) -> dict[str, Any]:
@@ -34,10 +36,17 @@ def run(tmp_path: Path) -> Path:
 Make = Callable[..., Logger]
 
 
+def make_screen(run: Path, live: bool = False, **goal: Any) -> Screen:
+    """Plain lines, or with `live` what a run would show where it is."""
+    whole = Goal(run.name, 10_000, 4, **goal)
+    return open_screen(whole) if live else PlainLines(whole, sys.stdout)
+
+
 @pytest.fixture
 def make(run: Path) -> Make:
     def build(**options: Any) -> Logger:
-        return Logger(run, 10_000, 4, **{"live": False, **options})
+        resume = options.pop("resume", False)
+        return Logger(run, make_screen(run, **options), resume=resume)
 
     return build
 
@@ -143,8 +152,10 @@ class TestPlainLines:
 
     def test_rich_is_not_imported_for_plain_lines(self, run: Path) -> None:
         code = (
-            "import sys; from pathlib import Path; from phalanx.runs.logger import Logger, REQUIRED\n"
-            f"with Logger(Path({str(run)!r}), 10, 1) as log: log.record(dict.fromkeys(REQUIRED, 1))\n"
+            "import sys; from pathlib import Path; from phalanx.runs.logger import Logger\n"
+            "from phalanx.runs.screen import REQUIRED, Goal, open_screen\n"
+            f"with Logger(Path({str(run)!r}), open_screen(Goal('x', 10))) as log:\n"
+            "    log.record(dict.fromkeys(REQUIRED, 1))\n"
             "assert not any(name.split('.')[0] in ('rich', 'tensorboard') for name in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -171,27 +182,104 @@ def text_of(output: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
 
 
+def on_a_terminal(output: str, columns: int) -> list[str]:
+    """The lines that a terminal shows after that output."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\??([\d;]*)([A-Za-z])|(.)", output, flags=re.DOTALL):
+        count, command, character = int(part[0].split(";")[0] or 1), part[1], part[2]
+        if command == "A":
+            row = max(0, row - count)
+        elif command == "K":
+            lines[row] = ""
+        elif character == "\r":
+            column = 0
+        elif character:
+            if character == "\n" or column == columns:
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            if character != "\n":
+                lines[row] = lines[row][:column].ljust(column) + character + lines[row][column + 1 :]
+                column += 1
+    return lines[:-1] if lines[-1] == "" else lines
+
+
 class TestLivePanel:
     def test_panel_shows_everything(self) -> None:
         console = pytest.importorskip("rich.console")
         stream = io.StringIO()
-        goal = Goal("pong-1", 10_000, 4, "paac", "cuda:0", seconds=0.0)
+        goal = Goal("pong-1", 10_000, 4, "paac", "cuda:0", target=18.0)
         panel = LivePanel(goal, console.Console(force_terminal=True, file=stream, width=120))
-        panel.show(values(2500, **{"best": 21.0, "loss/policy": 0.12345, "entropy": None}))
+        panel.doing("starting 16 workers")
+        panel.doing("")
+        more = {"best": 21.0, "loss/policy": 0.12345, "entropy": None}
+        panel.show(values(2500, **more, epsilon=0.25, game_steps=1234.4, explained_variance=0.875))
         panel.say("worker [3] died")
         panel.close()
         text = text_of(stream.getvalue())
         for part in (
-            *("pong-1", "paac", "cuda:0", "25.0%", "0:00:15 left", "-20.25 (last 100 games)", "best 21.00"),
+            *("pong-1", "paac", "cuda:0", "25.0%", "at most 0:00:15 left", "-20.25 (last 100 games)", "best 21.00"),
             *("500.00 steps/s", "2000 frames/s", "3 games", "12 updates", "env 50%", "infer 20%", "learn 10%"),
-            *("other 20%", "policy 0.1235", "entropy -", "worker [3] died"),
+            *("other 20%", "policy 0.1235", "entropy -", "worker [3] died", "starting 16 workers (0 s)"),
+            *("a mean score of 18 or 10,000 steps", "epsilon 0.25", "1,234 steps a game", "explained_variance 0.875"),
         ):
             assert part in text, part
-        assert "█" * 20 in text
+        assert "█" * 12 in text
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_it_is_as_wide_as_ever_and_fits_80_columns(self, columns: int) -> None:
+        """Whatever it has to tell."""
+        console = pytest.importorskip("rich.console")
+        stream = io.StringIO()
+        goal = Goal("a-name-" * 20, 10**15, 4, "eps-rainbow-512 on space_invaders", "cuda:0, bfloat16", 1e9, 18.5)
+        panel = LivePanel(goal, console.Console(force_terminal=True, file=stream, width=columns))
+        many = {f"loss/number_{index}": 1234.5678 for index in range(20)}
+        panel.doing("starting " + "very " * 40 + "slowly")
+        panel.show(values(10**14, sps=1e6, best=1e6, updates=10**12, episodes=10**12, lag_mean=1e3, **many))
+        panel.close()
+        lines = [line for line in text_of(stream.getvalue()).replace("\r", "\n").splitlines() if "│" in line]
+        assert len(lines) > 10 and {len(line) for line in lines} == {78}
+
+    def test_it_is_redrawn_while_nothing_happens(self) -> None:
+        console = pytest.importorskip("rich.console")
+        stream = io.StringIO()
+        now = [0.0]
+        goal = Goal("x", 10_000, clock=lambda: now[0])
+        panel = LivePanel(goal, console.Console(force_terminal=True, file=stream, width=100))
+        panel.doing("loading torch")
+        now[0] = 7.0
+        give_up = time.monotonic() + 20
+        while "loading torch (7 s)" not in stream.getvalue() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        panel.close()
+        assert "loading torch (7 s)" in stream.getvalue()
+
+    @pytest.mark.parametrize("echoed", ["", "^C", "^C^C^C"])
+    def test_a_ctrl_c_leaves_no_border_behind(self, echoed: str) -> None:
+        console = pytest.importorskip("rich.console")
+        stream = io.StringIO()
+        panel = LivePanel(Goal("x", 10_000), console.Console(force_terminal=True, file=stream, width=80))
+        panel.show(values(1))
+        stream.write(echoed)  # by the terminal, where its cursor is
+        panel.show(values(2))
+        stream.write(echoed)
+        panel.close()
+        stream.write("the end\n")
+        shown = on_a_terminal(stream.getvalue(), 80)
+        assert sum("╭" in line for line in shown) == sum("╰" in line for line in shown) == 1
+        assert "the end" in shown[-1]
+
+    def test_a_run_that_did_not_begin_leaves_nothing(self) -> None:
+        console = pytest.importorskip("rich.console")
+        stream = io.StringIO()
+        panel = LivePanel(Goal("x", 10_000), console.Console(force_terminal=True, file=stream, width=80))
+        panel.doing("loading torch")
+        panel.close()
+        stream.write("phalanx: unknown game\n")
+        assert [line for line in on_a_terminal(stream.getvalue(), 80) if line] == ["phalanx: unknown game"]
 
     def test_a_terminal_gets_the_panel_and_the_cursor_back(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = open_terminal(monkeypatch)
-        with make(live=None, preset="ppo") as log:
+        with make(live=True, preset="ppo") as log:
             log.record(values())
             log.event("worker 3 died")
             log.summary(["the end"])
@@ -202,7 +290,7 @@ class TestLivePanel:
 
     def test_the_cursor_comes_back_after_an_error(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = open_terminal(monkeypatch)
-        with pytest.raises(KeyboardInterrupt), make(live=None) as log:
+        with pytest.raises(KeyboardInterrupt), make(live=True) as log:
             log.record(values())
             raise KeyboardInterrupt
         output = terminal.getvalue()
@@ -214,7 +302,7 @@ class TestLivePanel:
     ) -> None:
         terminal = open_terminal(monkeypatch)
         monkeypatch.setenv("TERM", variable) if variable else monkeypatch.delenv("TERM")
-        with make(live=None) as log:
+        with make(live=True) as log:
             log.record(values())
         assert terminal.getvalue().startswith("steps=1000")
 
@@ -225,7 +313,7 @@ class TestLivePanel:
             raise ZeroDivisionError("no panel today")
 
         monkeypatch.setattr(LivePanel, "_panel", fail)
-        with make(live=None) as log:
+        with make(live=True) as log:
             log.record(values(1))
             log.record(values(2))
         assert len(records(run)) == 2
@@ -236,7 +324,7 @@ class TestLivePanel:
     def test_without_rich_there_are_lines(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = open_terminal(monkeypatch)
         monkeypatch.setitem(sys.modules, "rich.live", None)
-        with make(live=None) as log:
+        with make(live=True) as log:
             log.record(values())
         assert "steps=1000" in terminal.getvalue()
 
@@ -266,6 +354,10 @@ class TestGoal:
     def test_without_a_speed_nobody_knows(self) -> None:
         assert Goal("x", 1000, 1).left(values(sps=0.0)) is None
         assert Goal("x", 1000, 1).left(values(sps=None)) is None
+
+    def test_every_end_is_told(self) -> None:
+        assert Goal("x", 4_000_000, target=18.0).end == "a mean score of 18 or 4,000,000 steps"
+        assert Goal("x", 1000, seconds=60.0).end == "1,000 steps or 60 s"
 
 
 class FullFile:

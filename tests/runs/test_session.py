@@ -374,4 +374,5 @@ def test_suggested_commands_quote_their_paths(train, tmp_path, capsys):
     assert train("a2c-catch", "--topology", "serial", name="my run") == 0
     quoted = f"'{tmp_path}/my run'"
     shown = capsys.readouterr().out
-    assert f"next: phalanx eval {quoted} | phalanx play {quoted} --video play.mp4 | phalanx resume {quoted}\n" in shown
+    commands = (f"eval {quoted}", f"play {quoted} --video play.mp4", f"resume {quoted}")
+    assert shown.endswith("next: " + "      ".join(f"phalanx {command}\n" for command in commands))

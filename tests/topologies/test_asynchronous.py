@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from phalanx.replica import team
+from phalanx.runs.session import Session
 from phalanx.runtime.child import Child
 from phalanx.runtime.share import divide_cores
 from whole_runs import descendants, newest, records, same
@@ -71,6 +73,23 @@ def test_versions_differ_within_a_rollout_that_is_polled(train, tmp_path):
     assert any(0 < line["lag_mean"] < line["lag_max"] for line in records(tmp_path / "run"))
 
 
+def test_seconds_behind_locks_and_in_updates_are_those_of_all_replicas(train, tmp_path, monkeypatch):
+    """Whoever reports last; records together hold the whole run, each its own part."""
+    told, note = [], Session.note
+
+    def listening(self, report):
+        told.append(report.store_seconds)
+        note(self, report)
+
+    monkeypatch.setattr(Session, "note", listening)
+    assert train(*LEARNERS["a2c"], *SMALL, *replicas(2), "--run.log-every", 0.1, steps=10_000) == 0
+    lines = records(tmp_path / "run")
+    for what in ("blocked", "updating"):
+        recorded = sum(line.get(f"{what}_seconds", 0.0) for line in lines)
+        assert recorded == pytest.approx(sum(seconds[what] for seconds in told))
+    assert sum(seconds["updating"] for seconds in told) > max(line.get("updating_seconds", 0.0) for line in lines)
+
+
 class TestResume:
     def test_goes_on(self, train, resume, tmp_path):
         assert train(*LEARNERS["a2c"], *SMALL, *replicas(2), steps=4000) == 0
@@ -115,6 +134,62 @@ class TestDeaths:
         assert end.steps >= 80_000
         assert all(bool(torch.isfinite(value).all()) for value in end.weights.values())
 
+    def test_replicas_that_die_with_a_lock_in_their_hand_tear_nothing(self, train, tmp_path, monkeypatch):
+        """Each in the middle of a chunk, at a moment of its own; the others go on, and so do successors."""
+        start = Child.start
+
+        def doomed(self, target, *arguments, **options):
+            start(self, "dying:serve" if "replica" in self.name else target, *arguments, **options)
+
+        monkeypatch.setattr(Child, "start", doomed)
+        monkeypatch.syspath_prepend(str(Path(__file__).parent))
+        flags = ("--sampler.environments", 8, "--sampler.horizon", 4, "--sampler.max-deaths-in-a-row", 100)
+        assert train("a2c-catch", *flags, *SMALL, *replicas(4), "--run.seconds", 120, steps=4_000) == 0
+        assert (tmp_path / "run/events.log").read_text().count("died: killed by SIGKILL") >= 2
+        end = newest(tmp_path / "run")
+        assert end.steps >= 4_000
+        assert all(bool(torch.isfinite(value).all()) for value in end.weights.values())
+        assert all(bool(torch.isfinite(value).all()) for value in end.state["store"]["rule"].values())
+
+    @pytest.mark.slow
+    def test_thirty_deaths_at_random_moments_are_all_made_good(self, train, tmp_path, monkeypatch):
+        """kill -9 until thirty have died in one run, within locked sections, too; each is named and replaced."""
+        chance, killed, named = np.random.default_rng(1), [], []
+        start, reports, replace = Child.start, team.Team.reports, team.Team._replace
+
+        def doomed(self, target, *arguments, **options):
+            every_second = "replica" in self.name and int(self.name.split()[1]) % 2
+            start(self, "dying:serve" if every_second else target, *arguments, **options)
+
+        def murderous(self, timeout):
+            for report in reports(self, timeout):
+                victim = self.children[int(chance.integers(len(self.children)))]
+                if len(named) < 30 and chance.random() < 0.05 and victim not in killed:
+                    victim.process.kill()
+                    killed.append(victim)
+                if len(named) >= 30:
+                    os.kill(os.getpid(), signal.SIGTERM)  # thirty are enough
+                yield report
+
+        def naming(self, rank):
+            named.append(rank)
+            replace(self, rank)
+            assert self.children[rank].process.poll() is None
+
+        monkeypatch.setattr(Child, "start", doomed)
+        monkeypatch.setattr(team.Team, "reports", murderous)
+        monkeypatch.setattr(team.Team, "_replace", naming)
+        monkeypatch.syspath_prepend(str(Path(__file__).parent))
+        flags = ("--sampler.environments", 8, "--sampler.horizon", 4, "--sampler.max-deaths-in-a-row", 100)
+        assert (
+            train("a2c-catch", *flags, *SMALL, *replicas(4), "--run.seconds", 280, steps=10**8) == 128 + signal.SIGTERM
+        )
+        assert len(named) >= 30 and set(named) == {0, 1, 2, 3} and len(killed) >= 5
+        assert (tmp_path / "run/events.log").read_text().count("died: killed by SIGKILL") == len(named)
+        end = newest(tmp_path / "run")
+        assert all(bool(torch.isfinite(value).all()) for value in end.weights.values())
+        assert all(bool(torch.isfinite(value).all()) for value in end.state["store"]["rule"].values())
+
     def test_too_many_end_the_run_with_a_checkpoint(self, train, tmp_path, monkeypatch, capsys):
         start = Child.start
 
@@ -142,6 +217,7 @@ sys.exit(main(["train", "a2c-catch", "--topology", "asynchronous", "--topology.r
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
+    shared_before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.DEVNULL)
     metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 2) and time.monotonic() < deadline:
@@ -154,6 +230,7 @@ def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
     while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert set(os.listdir("/dev/shm")) <= shared_before
     if number == signal.SIGTERM:
         assert newest(tmp_path / "run").steps > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def test_two_replicas_learn_what_one_with_all_environments_learns(train, tmp_pat
     assert one.state["scores"]["count"] == two.state["scores"]["count"]
     for name, weights in one.weights.items():
         torch.testing.assert_close(two.weights[name], weights, rtol=0, atol=1e-5)
+
+
+def test_four_replicas_with_normalised_advantages_and_a_clip_that_binds_every_update(train, tmp_path):
+    """Each has two environments, so that neither the advantages nor the norm of its own part are those of the whole."""
+    size = ("--sampler.environments", 8, "--sampler.decorrelation", 10, "--run.threads", 1, "--sampler.horizon", 4)
+    flags = ("--algorithm.normalize-advantage", True, "--optimizer.clip-norm", 0.01, "--run.log-every", 1e-4)
+    assert train("a2c-catch", *size, *flags, "--topology", "serial", name="one", steps=8 * 4 * 50) == 0
+    assert train("a2c-catch", *size, *flags, *replicas(4), name="four", steps=8 * 4 * 50) == 0
+    norms = [line["loss/gradient_norm"] for line in records(tmp_path / "one") if "loss/gradient_norm" in line]
+    assert len(norms) >= 45 and min(norms) > 0.01
+    one, four = newest(tmp_path / "one"), newest(tmp_path / "four")
+    assert one.state["clocks"] == four.state["clocks"]
+    assert one.state["clocks"]["updates"] == 50
+    for name, weights in one.weights.items():
+        torch.testing.assert_close(four.weights[name], weights, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -202,6 +218,7 @@ sys.exit(main(["train", "a2c-catch", "--topology", "synchronous", "--topology.re
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
+    shared_before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.DEVNULL)
     metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 2) and time.monotonic() < deadline:
@@ -214,6 +231,7 @@ def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
     while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert set(os.listdir("/dev/shm")) <= shared_before
     if number == signal.SIGTERM:
         end = newest(tmp_path / "run")
         assert end.steps > 0

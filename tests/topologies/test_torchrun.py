@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -82,6 +83,25 @@ def test_the_death_of_one_is_named_and_a_restart_goes_on(tmp_path, victim):
         launcher.kill()
         for pid in ranks(launcher.pid).values():
             os.kill(pid, signal.SIGKILL)
+
+
+def test_the_end_of_the_launcher_is_the_end_of_all_with_a_checkpoint(tmp_path):
+    """kill -9 of torchrun itself, which can tell nobody."""
+    launcher = torchrun(tmp_path, "--run.steps", "1000000000")
+    metrics = tmp_path / "run/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(records(tmp_path / "run")) > 3)
+    processes = descendants(launcher.pid)
+    try:
+        assert len(processes) >= 2
+        launcher.kill()
+        launcher.wait()
+        wait_until(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()], seconds=60)
+        assert newest(tmp_path / "run").steps >= records(tmp_path / "run")[-1]["steps"] > 0
+        assert "stopped by SIGTERM" in (tmp_path / "run/events.log").read_text()
+    finally:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_run_without_a_name_is_refused(tmp_path):
