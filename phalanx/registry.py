@@ -90,6 +90,8 @@ TOPOLOGIES: dict[str, Topology] = {
     "synchronous": Topology("phalanx.topologies.synchronous:run", worker_processes=True, prestarts=True),
     "asynchronous": Topology("phalanx.topologies.asynchronous:run", worker_processes=True),
     "ga3c": Topology("phalanx.topologies.ga3c:run", worker_processes=True),
+    "gorila": Topology("phalanx.topologies.gorila:run", worker_processes=True),
+    "dba3c": Topology("phalanx.topologies.dba3c:run", worker_processes=True),
 }
 
 LOCKSTEP = Topology("phalanx.topologies.lockstep:run", worker_processes=True)

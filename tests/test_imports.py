@@ -25,7 +25,7 @@ LAYERS = (
     "sampling",
     "learning probe",
     "replica",
-    "runs",
+    "runs cluster",
     "topologies",
     "bench",
     "studies",
@@ -128,9 +128,17 @@ def test_algorithms_are_pure():
             assert {part(other) for other in of_the_package(others)} <= allowed, name
 
 
-def test_ray_is_imported_by_the_topologies_that_need_it_only():
+def test_ray_is_imported_by_one_part_only():
     users = {name for name, others in ALL.items() if any(other.split(".")[0] == "ray" for other in others)}
-    assert all(part(name) == "topologies" for name in users)
+    assert {part(name) for name in users} == {"cluster"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["phalanx.topologies.gorila", "phalanx.topologies.dba3c", "phalanx.cluster.server", "phalanx.cluster.engine"],
+)
+def test_what_runs_on_ray_is_plain_python(module):
+    assert "ray" not in loaded_by(module)
 
 
 def loaded_by(module: str, path: Path = PACKAGE.parent, cwd: Path | None = None) -> set[str]:

@@ -12,9 +12,11 @@ from phalanx.config.experiment import (
     AsynchronousConfig,
     AtariConfig,
     C51Config,
+    DBA3CConfig,
     DQNConfig,
     Experiment,
     GA3CConfig,
+    GorilaConfig,
     PPOConfig,
     SynchronousConfig,
     nearest_divisor,
@@ -28,7 +30,8 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    for one in (_atari, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _replicas, _optimizer, _model):
+    checks = (_atari, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas, _optimizer, _model)
+    for one in checks:
         one(experiment)
 
 
@@ -174,6 +177,23 @@ def _ga3c(experiment: Experiment) -> None:
             f"batches of ga3c have a varying number of segments of {sampler.horizon} steps; choose "
             f"algorithm.minibatches that divide {sampler.horizon}, such as "
             f"{nearest_divisor(sampler.horizon, algorithm.minibatches)}",
+        )
+
+
+def _cluster(experiment: Experiment) -> None:
+    """What holds for runs around parameter servers."""
+    topology, algorithm = experiment.topology, experiment.algorithm
+    if isinstance(topology, GorilaConfig):
+        require(
+            isinstance(algorithm, DQNConfig),
+            "topology gorila learns from replay memories; use it with dqn, c51 or eps-rainbow, or take dba3c or "
+            "asynchronous for an actor-critic",
+        )
+        require(not experiment.sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
+    if isinstance(topology, DBA3CConfig):
+        require(
+            not isinstance(algorithm, DQNConfig),
+            "topology dba3c learns from newest rollouts; use it with a2c or ppo, or take gorila for Q-learning",
         )
 
 

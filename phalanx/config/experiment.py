@@ -207,7 +207,9 @@ class DQNConfig:
     epsilon_final: float = number(0.1, least=0, most=1)
     """Share of random actions at the end of the schedule."""
     epsilon_length: int = number(1_000_000, least=0, most=STEPS)
-    """Agent steps of the epsilon schedule."""
+    """Ticks of `epsilon_clock` that the epsilon schedule takes."""
+    epsilon_clock: Clock = "steps"
+    """What `epsilon_length` counts."""
     epsilon_spread: float = number(0.0, least=0, most=1_000)
     """Greater than 0: environment i of n explores with epsilon ** (1 + spread * i / (n - 1)), as in Ape-X."""
     epsilon_eval: float = number(0.05, least=0, most=1)
@@ -412,6 +414,83 @@ class GA3CConfig:
 
 
 @dataclass(frozen=True)
+class GorilaConfig:
+    """Actors, learners and parameter servers in processes of their own, on one host or many: nobody waits for anybody
+    (Gorila). Needs Ray: `pip install 'phalanx[cluster]'`."""
+
+    name: Literal["gorila"] = "gorila"
+    """The topology."""
+    bundles: int = number(2, least=0, most=10_000)
+    """Processes with an actor, a replay memory and a learner each; `sampler.environments`, `algorithm.replay_size` and
+    `algorithm.learning_starts` are divided among them. 0: actors, learners and replay shards of their own."""
+    actors: int = number(2, least=1, most=10_000)
+    """With `bundles` 0: processes that act; `sampler.environments` is divided among them."""
+    learners: int = number(1, least=1, most=10_000)
+    """With `bundles` 0: processes that learn."""
+    replay_shards: int = number(1, least=1, most=1_000)
+    """With `bundles` 0: processes that hold the replay memory. Learners draw from each in proportion to what it has."""
+    shards: int = number(2, least=1, most=1_000)
+    """Parameter servers: processes that hold a slice of the parameters each, with its part of the optimiser's state."""
+    poll_every: int = number(1, least=0, most=1_000_000)
+    """Acting steps between two pulls of the parameters (the paper: 1); 0: only when a rollout begins."""
+    staleness: int = number(0, least=0, most=STEPS)
+    """Parameter servers discard a gradient when so many updates came after the parameters it was computed with; 0: no
+    gradient is too old."""
+    outlier: float = number(0.0, least=0, most=1e6)
+    """A learner discards a gradient whose absolute loss is so many deviations above its running mean; 0: none."""
+    outlier_warm_up: int = number(1_000, least=0, most=STEPS)
+    """Losses a learner sees before it discards any."""
+    wire: Literal["float32", "bfloat16"] = "float32"
+    """What gradients and pulled parameters are rounded to; bfloat16 halves what crosses between hosts."""
+    snapshot_every: int = number(100, least=1, most=STEPS)
+    """Updates between two copies of a parameter server to its standby: so many are lost at most when it dies."""
+    address: str = ""
+    """Of a Ray cluster to join, such as 10.0.0.1:6379, or auto; empty starts one on this machine for the run."""
+    cores: int = number(1, least=1, most=1_024)
+    """Of each process that acts or learns; with more than one its environments have processes of their own."""
+
+    @property
+    def replicas(self) -> int:
+        """Processes that environments are divided among."""
+        return self.bundles or self.actors
+
+
+@dataclass(frozen=True)
+class DBA3CConfig:
+    """Workers on many hosts that make every update together, on the mean of the first gradients that arrive
+    (Distributed BA3C). Needs Ray: `pip install 'phalanx[cluster]'`."""
+
+    name: Literal["dba3c"] = "dba3c"
+    """The topology."""
+    workers: int = number(2, least=1, most=10_000)
+    """Nodes that act and learn; `sampler.environments` is divided among them."""
+    shards: int = number(2, least=1, most=1_000)
+    """Parameter servers: processes that hold a slice of the parameters each, with its part of the optimiser's state."""
+    quorum: float = number(0.9, above=0, most=1)
+    """Share of the workers whose gradients make a step, rounded; later ones are dropped (backup workers)."""
+    asynchronous: bool = False
+    """Apply every gradient as it comes, instead of in steps of a quorum; for comparison."""
+    too_few: Literal["lower", "stop"] = "lower"
+    """When fewer workers are alive than the quorum needs: lower the quorum to those that are, or stop the run."""
+    wire: Literal["float32", "bfloat16"] = "float32"
+    """What gradients and pulled parameters are rounded to; bfloat16 halves what crosses between hosts."""
+    snapshot_every: int = number(10, least=1, most=STEPS)
+    """Updates between two copies of a parameter server to its standby: so many are lost at most when it dies."""
+    evaluate_every: int = number(0, least=0, most=STEPS)
+    """Updates between two evaluations, which a process of its own plays with frozen parameters (the paper: 1,000); 0:
+    none. Each is of `run.eval_games` games, and the run ends when their mean reaches `run.target_score`."""
+    address: str = ""
+    """Of a Ray cluster to join, such as 10.0.0.1:6379, or auto; empty starts one on this machine for the run."""
+    cores: int = number(1, least=1, most=1_024)
+    """Of each worker; with more than one its environments have processes of their own."""
+
+    @property
+    def replicas(self) -> int:
+        """Processes that environments are divided among."""
+        return self.workers
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run: its budget, place, seed and record keeping."""
 
@@ -454,12 +533,14 @@ class RunConfig:
 
 EnvConfig = AtariConfig | GymnasiumConfig | ToyConfig
 AlgorithmConfig = A2CConfig | PPOConfig | DQNConfig | C51Config
-TopologyConfig = SerialConfig | SynchronousConfig | AsynchronousConfig | GA3CConfig
+TopologyConfig = SerialConfig | SynchronousConfig | AsynchronousConfig | GA3CConfig | GorilaConfig | DBA3CConfig
 TOPOLOGIES = {
     "serial": SerialConfig,
     "synchronous": SynchronousConfig,
     "asynchronous": AsynchronousConfig,
     "ga3c": GA3CConfig,
+    "gorila": GorilaConfig,
+    "dba3c": DBA3CConfig,
 }
 
 

@@ -10,9 +10,11 @@ from phalanx.config.experiment import (
     AsynchronousConfig,
     AtariConfig,
     C51Config,
+    DBA3CConfig,
     DQNConfig,
     Experiment,
     GA3CConfig,
+    GorilaConfig,
     GymnasiumConfig,
     ModelConfig,
     OptimizerConfig,
@@ -235,21 +237,23 @@ def _c51(algorithm: C51Config, learning_rate: float, epsilon: float, clip: float
 
 C51 = C51Config(epsilon_final=0.01, epsilon_eval=0.001)
 
+DQN_SMALL = DQNConfig(
+    double=True,
+    n_step=3,
+    batch_size=32,
+    intensity=8,
+    replay_size=200_000,
+    learning_starts=10_000,
+    target_every=2_000,
+    epsilon_final=0.02,
+    epsilon_length=100_000,
+    epsilon_eval=0.01,
+)
+
 DQN_FAST = Experiment(
     env=AtariConfig("pong"),
     model=ModelConfig(torso="nips"),
-    algorithm=DQNConfig(
-        double=True,
-        n_step=3,
-        batch_size=32,
-        intensity=8,
-        replay_size=200_000,
-        learning_starts=10_000,
-        target_every=2_000,
-        epsilon_final=0.02,
-        epsilon_length=100_000,
-        epsilon_eval=0.01,
-    ),
+    algorithm=DQN_SMALL,
     optimizer=OptimizerConfig(rule="adam", learning_rate=1e-4, clip_norm=10.0),
     sampler=SamplerConfig(environments=8, horizon=4, decorrelation=500),
     topology=SynchronousConfig(),
@@ -334,6 +338,80 @@ def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int)
     )
 
 
+GORILA = Experiment(
+    env=PAPER_SETTINGS["gorila"],
+    model=ModelConfig(torso="nature"),
+    algorithm=DQNConfig(
+        replay_size=100_000_000,
+        learning_starts=5_000_000,
+        target_every=60_000,
+        target_clock="updates",
+        epsilon_length=1_000_000,
+        epsilon_clock="updates",
+    ),
+    optimizer=OptimizerConfig(rule="adagrad", learning_rate=0.01, epsilon=1e-3, initial_accumulator=0.01, clip="none"),
+    sampler=SamplerConfig(environments=100, horizon=4),
+    topology=GorilaConfig(bundles=100, shards=31, staleness=1_000, outlier=6.0),
+    run=RunConfig(steps=1_000_000_000),
+)
+"""What the paper leaves open (learning rate, both thresholds, the batch) is this project's choice."""
+
+GORILA_LOCAL = dataclasses.replace(
+    DQN_FAST,
+    algorithm=dataclasses.replace(
+        DQN_SMALL,
+        target_every=500,
+        target_clock="updates",
+        epsilon_length=25_000,
+        epsilon_clock="updates",
+    ),
+    sampler=dataclasses.replace(DQN_FAST.sampler, environments=16),
+    topology=GorilaConfig(bundles=2, shards=2, poll_every=0, staleness=100, outlier=6.0),
+    run=RunConfig(steps=2_000_000, target_score=18.0),
+)
+"""With Adam on the servers, whose steps do not shrink as those of AdaGrad do."""
+
+DBA3C = Experiment(
+    env=dataclasses.replace(PAPER_SETTINGS["ba3c"], game="breakout"),
+    model=ModelConfig(torso="ba3c", init="ba3c"),
+    algorithm=A2CConfig(value_coef=0.5, entropy_coef=0.01, log_floor=1e-6),
+    optimizer=OptimizerConfig(
+        rule="adam-tf", learning_rate=0.001, beta1=0.8, beta2=0.75, epsilon=1e-8, clip="average", clip_norm=0.1
+    ),
+    sampler=SamplerConfig(environments=512, horizon=4),
+    topology=DBA3CConfig(workers=64, shards=4, quorum=0.94, evaluate_every=1_000, cores=12),
+    run=RunConfig(steps=100_000_000, eval_games=50, target_score=300.0),
+)
+"""64 workers with batches of 32: here 8 environments by 4 steps, in lock step, where the paper has 10 free-running ones
+with 5-step returns. 60 of 64 gradients make a step, as in the paper's best run."""
+
+DBA3C_LOCAL = dataclasses.replace(
+    DBA3C,
+    env=AtariConfig("pong"),
+    model=ModelConfig(torso="nips"),
+    algorithm=A2CConfig(discount=0.95, gae_lambda=0.95, value_coef=0.5, entropy_coef=0.002),
+    sampler=SamplerConfig(environments=16, horizon=16, decorrelation=500),
+    topology=DBA3CConfig(workers=2, shards=2, quorum=1.0, evaluate_every=2_000),
+    run=RunConfig(steps=2_000_000, eval_games=10, target_score=18.0),
+)
+"""The rule and the topology of the paper with the network and the discount that learn Pong on two cores."""
+
+DBA3C_CATCH = dataclasses.replace(
+    _catch(A2C_VECTOR, 3e-3, 8),
+    optimizer=OptimizerConfig(
+        rule="adam-tf", learning_rate=3e-3, beta1=0.8, beta2=0.75, epsilon=1e-8, clip="average", clip_norm=0.1
+    ),
+    topology=DBA3CConfig(workers=2, shards=2, quorum=1.0, evaluate_every=500),
+    run=RunConfig(steps=80_000, threads=1, eval_games=20),
+)
+
+GORILA_CATCH = dataclasses.replace(
+    _catch_q(DQN_VECTOR),
+    optimizer=OptimizerConfig(rule="adagrad", learning_rate=0.02, epsilon=1e-3, initial_accumulator=0.01, clip="none"),
+    topology=GorilaConfig(bundles=2, shards=2, staleness=50, outlier=8.0),
+)
+
+
 PRESETS: dict[str, tuple[str, Experiment]] = {
     "pong": ("PPO tuned to bring Pong to a score of 18 soon on two cores", PONG),
     "pong-fast": ("PPO tuned to bring Pong to a score of 18 soon on a GPU and many cores", PONG_FAST),
@@ -386,6 +464,12 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
     "ppo-gym": ("PPO with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
     "dqn-gym": ("Double DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
     "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
+    "dba3c": ("Distributed BA3C on Breakout with the paper's numbers: 64 workers, 4 servers, a quorum of 60", DBA3C),
+    "dba3c-local": ("Distributed BA3C in small, on Pong: 2 workers of 8 environments on this machine", DBA3C_LOCAL),
+    "dba3c-catch": ("Distributed BA3C on Catch: 2 workers around 2 parameter servers", DBA3C_CATCH),
+    "gorila": ("Gorila with the paper's numbers: 100 bundles around 31 parameter servers, on a Ray cluster", GORILA),
+    "gorila-local": ("Gorila in small: 2 bundles of 8 environments around 2 servers, on this machine", GORILA_LOCAL),
+    "gorila-catch": ("Gorila on Catch: 2 bundles around 2 parameter servers", GORILA_CATCH),
     "a2c-catch": ("A2C on Catch, a toy that is learnt in seconds", _catch(A2C_VECTOR, 5e-3, 16)),
     "ppo-catch": ("PPO on Catch, a toy that is learnt in seconds", _catch(PPO_CATCH, 3e-3, 64)),
     "dqn-catch": ("Double DQN on Catch, a toy that is learnt in seconds", _catch_q(DQN_VECTOR)),

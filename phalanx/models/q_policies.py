@@ -70,7 +70,9 @@ def random_action(uniform: Tensor, epsilon: Tensor, actions: int) -> Tensor:
 def make_policy(experiment: Experiment, model: nn.Module, compute: Compute, environments: int) -> EpsilonGreedyPolicy:
     algorithm = experiment.algorithm
     assert isinstance(algorithm, DQNConfig)
-    epsilon = Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
+    epsilon = Schedule(
+        algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length, algorithm.epsilon_clock
+    )
     return EpsilonGreedyPolicy(model, compute, epsilon, algorithm.epsilon_spread, environments)
 
 

@@ -24,7 +24,9 @@ NUMBERS = [
     for field in dataclasses.fields(kind)
     if {int, float} & set(get_args(get_type_hints(kind)[field.name]) or (get_type_hints(kind)[field.name],))
 ]
-OTHERS = [preset(name) for name in ("a2c", "ppo", "dqn", "c51", "a2c-gym", "a2c-catch", "a3c", "ga3c")]
+OTHERS = [
+    preset(name) for name in ("a2c", "ppo", "dqn", "c51", "a2c-gym", "a2c-catch", "a3c", "ga3c", "gorila", "dba3c")
+]
 
 
 def bounds(kind: Any, name: str) -> Bounds | None:

@@ -22,9 +22,11 @@ from phalanx.config import OptimizerConfig
 from phalanx.errors import NotFinite, UserError
 from phalanx.parameters.allreduce import AllReduceStore
 from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
+from phalanx.parameters.client import ShardedStore, ShardsHere
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_clip, make_rule
+from phalanx.parameters.shards import ParameterShard, QuorumShard, cut
 from phalanx.runtime.group import Group, meeting_point
 from phalanx.seams import CapturableStore, ParameterStore
 from phalanx.types import Gradient
@@ -57,12 +59,27 @@ def make_allreduce(parameters: FlatParameters, config: OptimizerConfig) -> Param
     return store
 
 
+def make_sharded(count: int, quorum: bool = False) -> MakeStore:
+    def make(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
+        rule, flat = make_rule(config), parameters.flat
+        parts = cut(flat.numel(), count)
+        shards = [QuorumShard(flat[p], rule, quorum=1) if quorum else ParameterShard(flat[p], rule) for p in parts]
+        clip = make_clip(config, parameters.slices.values())
+        return ShardedStore(ShardsHere(shards), parameters, rule, clip, consistent=quorum)
+
+    return make
+
+
 STORES: dict[str, MakeStore] = {
     "local": make_local,
     "all-reduce": make_allreduce,
     "chunk-locked, one chunk": make_chunked(1),
     "chunk-locked, three chunks": make_chunked(3),
     "chunk-locked, a chunk for every 16 numbers": make_chunked(10),
+    "sharded, one shard": make_sharded(1),
+    "sharded, four shards": make_sharded(4),
+    "sharded, a shard for every 16 numbers": make_sharded(10),
+    "sharded with a quorum of one, three shards": make_sharded(3, quorum=True),
 }
 RULES: dict[str, dict[str, Any]] = {
     "rmsprop": {"decay": 0.95, "epsilon": 1e-3},

@@ -1,0 +1,174 @@
+"""A parameter server: one shard in a process of its own, as Ray runs it.
+
+Whoever is on the same host reads parameters from the shard's shared memory, without asking, and hands in gradients in
+shared memory; others send and receive arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.cluster.standby import Kept
+from phalanx.config import OptimizerConfig
+from phalanx.parameters.blocks import BlockAddress, SharedBlock
+from phalanx.parameters.rules import make_rule
+from phalanx.parameters.shards import SLOTS, ParameterShard, QuorumShard, Receipt
+
+MOST_BLOCKS = 256  # of workers, that are kept mapped
+
+
+@dataclass(frozen=True)
+class ShardOrder:
+    """What a server is told when it starts."""
+
+    number: int
+    size: int  # numbers
+    optimizer: OptimizerConfig
+    bound: int = 0  # updates that a gradient may be old
+    quorum: int = 0  # 0: gradients are applied as they come
+    snapshot_every: int = 100  # updates between two copies to the standby
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a client and a supervisor know of a server."""
+
+    block: BlockAddress
+    incarnation: int
+    version: int
+    counts: dict[str, int]
+    began_with: int  # version of the copy it began with; -1 if there was none, and it knows nothing
+
+
+@dataclass(frozen=True)
+class InBlock:
+    """A gradient that lies in a worker's block, from `start` on; the block's header holds its sequence number."""
+
+    block: BlockAddress
+    start: int
+
+
+class ShardServer:
+    """Calls come from several threads; the shard itself has one lock."""
+
+    def __init__(
+        self,
+        order: ShardOrder,
+        keep: Callable[[int, Kept], None],
+        kept: Callable[[int], Kept | None],
+    ) -> None:
+        torch.set_num_threads(1)
+        self.order = order
+        self.keep = keep
+        self.block = SharedBlock.create(SLOTS * order.size)
+        parts: dict[str, Any] = {
+            "values": torch.zeros(order.size),
+            "rule": make_rule(order.optimizer),
+            "bound": order.bound,
+            "slots": self.block.numbers.view(SLOTS, -1),
+            "header": self.block.header,
+        }
+        self.shard = QuorumShard(**parts, quorum=order.quorum) if order.quorum else ParameterShard(**parts)
+        self.shard.incarnation = time.time_ns()  # no two have the same
+        self.blocks: OrderedDict[BlockAddress, SharedBlock] = OrderedDict()
+        self.keeping = threading.Lock()
+        copy = kept(order.number)
+        self.began_with = -1 if copy is None else copy["version"]
+        if copy is not None:
+            self.shard.restore(with_tensors(copy))
+        self.kept_version = self.shard.version
+
+    def describe(self) -> Description:
+        shard = self.shard
+        return Description(self.block.address, shard.incarnation, shard.version, dict(shard.counts), self.began_with)
+
+    def push(
+        self, worker: int, sequence: int, version: int, rate: float, patience: float, gradient: InBlock | np.ndarray
+    ) -> Receipt | None:
+        """None if the gradient is out of reach, or is another one by now: the worker sends it again, or has gone on."""
+        found = self._find(gradient, sequence)
+        if found is None:
+            return None
+        receipt = self.shard.push(worker, sequence, version, found, rate, patience)
+        if receipt.version - self.kept_version >= self.order.snapshot_every:
+            self.copy()
+        return receipt
+
+    def read(self, step: int | None, known: int, bfloat16: bool) -> tuple[int, np.ndarray | None]:
+        """The newest parameters, none if the client has that version, or those of a step; -1 if it is gone."""
+        if step is None and known == self.shard.version:
+            return known, None
+        found = self.shard.read(step)
+        return (-1, None) if found is None else (found[0], packed(found[1], bfloat16))
+
+    def version(self) -> int:
+        return self.shard.version
+
+    def state(self) -> Kept:
+        return with_arrays(self.shard.state())
+
+    def restore(self, state: Kept) -> None:
+        self.shard.restore(with_tensors(state))
+        self.copy()
+
+    def set_quorum(self, quorum: int) -> None:
+        assert isinstance(self.shard, QuorumShard)
+        self.shard.set_quorum(quorum)
+
+    def _find(self, gradient: InBlock | np.ndarray, sequence: int) -> Tensor | None:
+        if not isinstance(gradient, InBlock):
+            return unpacked(gradient)
+        block = self.blocks.get(gradient.block) or SharedBlock.open(gradient.block)
+        if block is None:
+            return None
+        self.blocks[gradient.block] = block
+        if len(self.blocks) > MOST_BLOCKS:
+            self.blocks.popitem(last=False)
+        if int(block.header[0]) != sequence:
+            return None
+        return block.numbers[gradient.start : gradient.start + self.order.size]
+
+    def copy(self) -> None:
+        """Bring a copy to the standby, and wait until it is there: so no more than `snapshot_every` updates can be
+        lost. One thread does it; others go on meanwhile."""
+        if self.keeping.acquire(blocking=False):
+            try:
+                state = self.shard.state()
+                self.keep(self.order.number, with_arrays(state))
+                self.kept_version = state["version"]
+            finally:
+                self.keeping.release()
+
+
+def with_arrays(state: dict[str, Any]) -> Kept:
+    """Arrays travel without a copy, tensors do not."""
+    rule = {name: value.numpy() for name, value in state["rule"].items()}
+    return {**state, "values": state["values"].numpy(), "rule": rule}
+
+
+def with_tensors(state: Kept) -> dict[str, Any]:
+    rule = {name: torch.from_numpy(np.array(value)) for name, value in state["rule"].items()}
+    return {**state, "values": torch.from_numpy(np.array(state["values"])), "rule": rule}
+
+
+def packed(numbers: Tensor, bfloat16: bool) -> np.ndarray:
+    """As they travel between hosts."""
+    if bfloat16:
+        return numbers.bfloat16().view(torch.int16).numpy()
+    return numbers.numpy()
+
+
+def unpacked(array: np.ndarray) -> Tensor:
+    """A copy that may be written to, in float32."""
+    if array.dtype == np.int16:
+        return torch.from_numpy(np.array(array)).view(torch.bfloat16).float()
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,81 @@
+"""Parameter servers on Ray: how they are started, and how they come back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from phalanx.cluster.server import ShardOrder, ShardServer
+from phalanx.cluster.standby import Kept, Standby
+from phalanx.cluster.transport import RayShards
+from phalanx.cluster.watched import Watched
+from phalanx.parameters.client import Shards
+
+STANDBY = "standby"  # its name; every run has a namespace of its own
+STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
+SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
+
+
+class Server(ShardServer):
+    """A shard whose copies go to a standby on Ray. A standby that is dead gets them when it is back."""
+
+    def __init__(self, order: ShardOrder) -> None:
+        self.standby = ray.get_actor(STANDBY)  # by name: Ray cannot start again what was given a handle
+        super().__init__(order, self._send_copy, self._fetch_copy)
+
+    def _send_copy(self, shard: int, state: Kept) -> None:
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
+
+    def _fetch_copy(self, shard: int) -> Kept | None:
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
+            return copy
+        return None
+
+
+@dataclass
+class Servers:
+    """The parameter servers of a run."""
+
+    handles: list[Any]
+    parts: list[slice]
+    standby: Watched
+
+    def reach(self, bfloat16: bool) -> Callable[[], Shards]:
+        """A value that makes a process's way to them."""
+        return partial(RayShards, self.handles, self.parts, bfloat16)
+
+    def set_quorum(self, quorum: int) -> None:
+        for handle in self.handles:
+            handle.set_quorum.remote(quorum)
+
+    def look_after_standby(self) -> bool:
+        """Has the standby died and come back? Then it gets copies of all servers at once. Waits for nobody."""
+        if not self.standby.came_back():
+            return False
+        for handle in self.handles:
+            handle.copy.remote()
+        return True
+
+    def end(self) -> None:
+        for handle in [*self.handles, self.standby.handle]:
+            ray.kill(handle)
+
+
+def start_servers(orders: Sequence[ShardOrder], parts: list[slice], copies: Sequence[Kept], workers: int) -> Servers:
+    """Parameter servers, on as many hosts as there are. They begin with what the standby is given first, and when one
+    dies Ray starts it again, and it does the same."""
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
+    standby: Any = ray.remote(Standby).options(**options, name=STANDBY).remote()
+    for order, copy in zip(orders, copies, strict=True):
+        standby.keep.remote(order.number, copy)  # calls of one caller are served in their order
+    ray.get(standby.kept.remote(len(orders)))
+    server: Any = ray.remote(Server).options(**options, max_concurrency=workers + SPARE_CALLS)
+    return Servers([server.remote(order) for order in orders], parts, Watched(standby))

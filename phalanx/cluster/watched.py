@@ -1,0 +1,37 @@
+"""A process that Ray starts again when it dies: whoever looks learns that it did."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+LOOK = 1.0  # seconds between two looks
+
+
+class Watched:
+    """Looks at a process without waiting for it. The process has a method `process` that gives its number."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.process = 0
+        self.call: Any = None
+        self.looked = 0.0
+
+    def came_back(self) -> bool:
+        """Has it died and come back since this was asked last?"""
+        if self.call is None:
+            if time.monotonic() - self.looked > LOOK:
+                self.call = self.handle.process.remote()
+            return False
+        if not ray.wait([self.call], timeout=0)[0]:
+            return False
+        call, self.call, self.looked = self.call, None, time.monotonic()
+        try:
+            process = ray.get(call)
+        except RayActorError:
+            return False
+        before, self.process = self.process, process
+        return before not in (0, process)

@@ -1,0 +1,233 @@
+"""The parameter store of a learner whose parameters live in shards: it clips and checks a gradient, cuts it, asks all
+shards at once, and brings the learner's own parameters to what came of it.
+
+    gradient -> finite check, clip, outlier guard -> [slice 0 | slice 1 | ...] -> shards -> the newest parameters
+
+How slices reach a shard is the business of a `Shards`: `ShardsHere` for shards in this process, and
+`phalanx/cluster/transport.py` for shards in other processes and on other hosts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import NotFinite, RunError, UserError
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.guard import LossGuard
+from phalanx.parameters.rules import Clip, Rule
+from phalanx.parameters.shards import ParameterShard, Receipt, Verdict
+from phalanx.types import Gradient
+
+PATIENCE = 1.0  # seconds for which a push waits for its step to be over, before it looks again
+STEP_TIMEOUT = 600.0  # seconds after which a step that never ends is an error
+TRIES = 200  # to read one step of all shards, before the newest of each is taken
+
+
+class Shards(Protocol):
+    """The way to all shards of a vector. Calls go to all of them at once and come back when all have answered."""
+
+    parts: Sequence[slice]  # of the flat vector, one for each shard
+
+    def push(
+        self, worker: int, sequence: int, versions: Sequence[int], gradient: Tensor, rate: float, patience: float
+    ) -> list[Receipt]: ...
+
+    def read(self, into: Tensor, steps: Sequence[int | None]) -> list[int]:
+        """Bring each part of a vector to the newest parameters, or to those of a step; their versions, -1 where a shard
+        has that step no longer."""
+
+    def versions(self) -> list[int]:
+        """Of the newest parameters of each."""
+
+    def states(self) -> list[dict[str, Any]]: ...
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None: ...
+
+
+class ShardsHere:
+    """Shards in this process."""
+
+    def __init__(self, shards: Sequence[ParameterShard]) -> None:
+        self.shards = shards
+        stops = torch.tensor([len(shard.values) for shard in shards]).cumsum(0).tolist()
+        self.parts = [slice(stop - len(shard.values), stop) for shard, stop in zip(shards, stops, strict=True)]
+
+    def push(
+        self, worker: int, sequence: int, versions: Sequence[int], gradient: Tensor, rate: float, patience: float
+    ) -> list[Receipt]:
+        """To all of them first; only then is any step waited for."""
+        calls = list(zip(self.shards, self.parts, versions, strict=True))
+        receipts = [shard.push(worker, sequence, version, gradient[part], rate) for shard, part, version in calls]
+        for number, (shard, part, version) in enumerate(calls):
+            if receipts[number].verdict is Verdict.WAITING and patience:
+                waited = shard.push(worker, sequence, version, gradient[part], rate, patience)
+                shard.counts["repeated"] -= 1  # it was asked for by nobody but this loop
+                receipts[number] = waited._replace(age=receipts[number].age, repeated=receipts[number].repeated)
+        return receipts
+
+    def read(self, into: Tensor, steps: Sequence[int | None]) -> list[int]:
+        versions = []
+        for shard, part, step in zip(self.shards, self.parts, steps, strict=True):
+            found = shard.read(step)
+            versions.append(-1 if found is None else found[0])
+            if found is not None:
+                into[part].copy_(found[1])
+        return versions
+
+    def versions(self) -> list[int]:
+        return [shard.version for shard in self.shards]
+
+    def states(self) -> list[dict[str, Any]]:
+        return [shard.state() for shard in self.shards]
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        for shard, state in zip(self.shards, states, strict=True):
+            shard.restore(state)
+
+
+class ShardedStore:
+    """One learner's way to the shards; others have stores of their own, with other numbers as `worker`."""
+
+    capturable = False
+
+    def __init__(
+        self,
+        shards: Shards,
+        parameters: FlatParameters,
+        rule: Rule,
+        clip: Clip,
+        worker: int = 0,
+        consistent: bool = False,
+        bfloat16: bool = False,
+        guard: LossGuard | None = None,
+        sequence: int = 0,
+    ) -> None:
+        self.shards = shards
+        self.parameters = parameters
+        self.rule = rule
+        self.clip = clip
+        self.worker = worker
+        self.consistent = consistent  # do shards make steps together? Then a pull is one step of all
+        self.bfloat16 = bfloat16  # do numbers travel with 8 bits of mantissa?
+        self.guard = guard or LossGuard(0.0, 0)
+        self.sequence = sequence  # of the last push; a successor of a dead worker has another number or goes on
+        self.seen = [-1] * len(shards.parts)  # versions of the learner's own parameters
+        self.version = 0
+        self.counts: Counter[str] = Counter()  # what became of the learner's gradients
+        self.staleness: Counter[int] = Counter()  # others' updates between pull and push -> times
+        self.seconds = 0.0  # in pushes and pulls
+        self.pull(parameters)
+
+    def push(self, gradient: Gradient, learning_rate: float) -> int:
+        gradient.norm = self.clip(gradient.flat)
+        if not bool(torch.isfinite(gradient.loss + gradient.norm)):
+            raise NotFinite("the loss or the gradient norm is not finite", None)
+        started = time.perf_counter()
+        self.counts["pushes"] += 1
+        if self.guard.refuses(float(gradient.loss)):
+            self.counts["outliers"] += 1
+        else:
+            self._send(self._on_the_wire(gradient.flat), learning_rate)
+        self.seconds += time.perf_counter() - started
+        return self.pull(self.parameters)
+
+    def _send(self, flat: Tensor, learning_rate: float) -> None:
+        """To all shards, again to those whose step is not over or who died meanwhile: a push counts once."""
+        self.sequence += 1
+        deadline = time.monotonic() + STEP_TIMEOUT
+        first: list[Receipt] = []
+        while True:
+            receipts = self.shards.push(self.worker, self.sequence, self.seen, flat, learning_rate, PATIENCE)
+            first = first or receipts
+            if not any(receipt.verdict is Verdict.WAITING for receipt in receipts):
+                break
+            if time.monotonic() > deadline:
+                raise RunError(f"a step of the parameter servers did not end within {STEP_TIMEOUT:g} s")
+        for verdict in (Verdict.STALE, Verdict.LATE):
+            self.counts[verdict.value] += any(receipt.verdict is verdict for receipt in receipts)
+        self.staleness[max(0, *(receipt.age for receipt in first))] += 1
+
+    def pull(self, parameters: FlatParameters) -> int:
+        """The newest parameters; from shards that make steps together those of one step."""
+        started = time.perf_counter()
+        own = parameters is self.parameters
+        if not (own and self.shards.versions() == self.seen):
+            versions = self._read(parameters.flat)
+            if self.bfloat16:
+                parameters.flat.copy_(parameters.flat.bfloat16())
+            if own:
+                self.seen = versions
+            parameters.refresh()
+            self.version = max(self.version, min(versions))
+        self.seconds += time.perf_counter() - started
+        return self.version
+
+    def _read(self, flat: Tensor) -> list[int]:
+        """Bring a vector to the newest parameters; their versions."""
+        steps: list[int | None] = [None for _ in self.shards.parts]
+        versions = self.shards.read(flat, steps)
+        for _ in range(TRIES if self.consistent else 0):
+            oldest = min(versions)
+            if oldest >= 0 and all(version == oldest for version in versions):
+                return versions
+            if oldest < 0:  # some are further than others remember
+                versions = self.shards.read(flat, steps)
+            else:
+                versions = self.shards.read(flat, [oldest for _ in versions])
+        if self.consistent and (min(versions) < 0 or len(set(versions)) > 1):
+            self.counts["torn"] += 1  # a shard came back from an older copy, and made no step since
+            versions = self.shards.read(flat, steps)
+        return versions
+
+    def _on_the_wire(self, flat: Tensor) -> Tensor:
+        return flat.bfloat16().float() if self.bfloat16 else flat
+
+    def take_staleness(self) -> Counter[int]:
+        """The histogram since the last call."""
+        taken, self.staleness = self.staleness, Counter()
+        return taken
+
+    def state(self) -> dict[str, Any]:
+        """Everything an update reads besides the parameters, in the order of the flat vector, as `LocalStore` has it.
+        Of numbers that each shard counts for itself, Adam's t, the greatest."""
+        states = self.shards.states()
+        rule = {name: joined([state["rule"][name] for state in states]) for name in states[0]["rule"]}
+        return {"version": min(state["version"] for state in states), "rule": rule}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Begin with the learner's own parameters and this state, before others are at work."""
+        self.shards.restore(states_of(self.parameters.flat, state, self.shards.parts, self.rule))
+        self.seen = [-1] * len(self.seen)
+        self.version = 0
+        self.pull(self.parameters)
+
+
+def joined(values: list[Tensor]) -> Tensor:
+    return torch.cat(values) if values[0].dim() else torch.stack(values).amax(0)
+
+
+def states_of(flat: Tensor, state: dict[str, Any], parts: Sequence[slice], rule: Rule) -> list[dict[str, Any]]:
+    """What each shard begins with, from the parameters and what `LocalStore.state` gives."""
+    saved = state["rule"]
+    ours = {name: value.shape for name, value in rule.init(len(flat)).items()}
+    if ours != {name: value.shape for name, value in saved.items()}:
+        raise UserError(
+            f"the saved optimiser state holds {', '.join(saved) or 'nothing'}, but this rule keeps "
+            f"{', '.join(ours) or 'nothing'} for {len(flat)} parameters; "
+            "use the optimiser and model configuration it was saved with"
+        )
+    return [
+        {
+            "version": state["version"],
+            "values": flat[part].clone(),
+            "rule": {name: value[part].clone() if value.dim() else value.clone() for name, value in saved.items()},
+            "seen": {},
+        }
+        for part in parts
+    ]

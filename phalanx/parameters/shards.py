@@ -1,0 +1,208 @@
+"""Parameter servers without a network: shards of the flat parameter vector, each with the state of its update rule.
+
+    worker -> push(worker, sequence, version, gradient, rate) -> Receipt        ParameterShard applies it as it comes,
+                                                                  QuorumShard the mean of the first k fresh ones
+    worker -> read(step) -> the newest parameters, or those of one of the last steps
+
+Plain Python: threads of one process call them in tests, and `phalanx/cluster` puts each into a process of its own. A
+push has a key (worker, sequence) and counts once, however often it arrives, so that whoever lost an answer asks again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import UserError
+from phalanx.parameters.rules import Rule
+
+ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
+SLOTS = 3  # copies of the parameters: the newest, the one before it, and the one that is written
+
+
+class Verdict(Enum):
+    """What became of a gradient."""
+
+    APPLIED = "applied"
+    WAITING = "waiting"  # it counts for its step, which has not enough of them yet
+    STALE = "stale"  # older than the bound
+    LATE = "late"  # its step was over
+
+
+class Receipt(NamedTuple):
+    """A shard's answer to a push."""
+
+    verdict: Verdict
+    version: int  # of the shard's parameters now
+    age: int  # updates between the pull and the push of this gradient
+    repeated: bool = False  # it had come before, and was not counted again
+    incarnation: int = 0  # of the shard; one that was lost comes back with the next
+
+
+def cut(size: int, count: int) -> list[slice]:
+    """So many slices of a vector, balanced by bytes and cut at multiples of 16."""
+    blocks = -(-size // ALIGNMENT)
+    cuts = [min(size, blocks * number // count * ALIGNMENT) for number in range(count + 1)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
+
+
+class ParameterShard:
+    """Applies gradients as they come, each at once. Its version counts them.
+
+    `slots` [SLOTS, size] and `header` (its first number is the version) may lie in memory that others read: version v
+    stands in slot v % SLOTS, and is written before the header says so.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        rule: Rule,
+        bound: int = 0,
+        slots: Tensor | None = None,
+        header: Any = None,
+    ) -> None:
+        self.rule = rule
+        self.bound = bound  # updates that a gradient may be old; 0: any number
+        self.slots = torch.empty((SLOTS, len(values))) if slots is None else slots
+        self.header = torch.zeros(1, dtype=torch.int64) if header is None else header
+        self.rule_state = rule.init(len(values))
+        self.counts: Counter[str] = Counter()  # verdicts, and what was repeated
+        self.seen: dict[int, tuple[int, Verdict]] = {}  # worker -> its last push
+        self.incarnation = 0
+        self.changed = threading.Condition()
+        self.slots[0] = values
+        self.header[0] = 0
+
+    @property
+    def version(self) -> int:
+        return int(self.header[0])
+
+    @property
+    def values(self) -> Tensor:
+        """The newest parameters; a view, which stays as it is until two more versions were made."""
+        return self.slots[self.version % SLOTS]
+
+    def push(
+        self, worker: int, sequence: int, version: int, gradient: Tensor, rate: float, patience: float = 0.0
+    ) -> Receipt:
+        """A gradient that was computed at `version`. A repeated one is answered, and changes nothing."""
+        with self.changed:
+            last, verdict = self.seen.get(worker, (-1, Verdict.STALE))
+            repeated = sequence <= last
+            if not repeated:
+                age = self.version - version
+                verdict = self._take(worker, version, gradient, rate)
+                self.seen[worker] = sequence, verdict
+                self.counts[verdict.value] += 1
+                self.changed.notify_all()
+                return self._wait(worker, version, verdict, age, False, patience)
+            self.counts["repeated"] += 1
+            return self._wait(worker, version, verdict, self.version - version, True, patience)
+
+    def read(self, step: int | None = None) -> tuple[int, Tensor] | None:
+        """The newest parameters with their version, or those of `step` if they are still there: the last two are."""
+        with self.changed:
+            newest = self.version
+            wanted = newest if step is None else step
+            if not 0 <= newest - wanted < SLOTS - 1:
+                return None
+            return wanted, self.slots[wanted % SLOTS].clone()
+
+    def state(self) -> dict[str, Any]:
+        """Everything an update reads, as copies."""
+        with self.changed:
+            rule = {name: value.clone() for name, value in self.rule_state.items()}
+            return {"version": self.version, "values": self.values.clone(), "rule": rule, "seen": dict(self.seen)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state; whoever waits for a step looks again."""
+        with self.changed:
+            ours = {name: value.shape for name, value in self.rule_state.items()}
+            if ours != {name: value.shape for name, value in state["rule"].items()}:
+                raise UserError("the saved optimiser state is that of another rule or of other parameters")
+            self.slots[state["version"] % SLOTS] = state["values"]
+            self.header[0] = state["version"]
+            for name, value in state["rule"].items():
+                self.rule_state[name].copy_(value)
+            self.seen = dict(state["seen"])
+            self._forget()
+            self.changed.notify_all()
+
+    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict:
+        if self.bound and self.version - version > self.bound:
+            return Verdict.STALE
+        self._apply(gradient, rate)
+        return Verdict.APPLIED
+
+    def _apply(self, gradient: Tensor, rate: float) -> None:
+        """The rule works on the next slot; only then does the header name it."""
+        number = self.version + 1
+        following = self.slots[number % SLOTS]
+        following.copy_(self.values)
+        self.rule.apply(following, gradient, self.rule_state, rate)
+        self.header[0] = number
+
+    def _wait(self, worker: int, version: int, verdict: Verdict, age: int, repeated: bool, patience: float) -> Receipt:
+        return Receipt(verdict, self.version, age, repeated, self.incarnation)
+
+    def _forget(self) -> None:
+        """Of what is no part of the state."""
+
+
+class QuorumShard(ParameterShard):
+    """Takes the mean of the first `quorum` fresh gradients of a step, applies it, and goes on to the next step. Its
+    version is the number of that step, so that a gradient is fresh if it was computed at the present version; one of an
+    earlier step is dropped and counted."""
+
+    def __init__(self, *args: Any, quorum: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.quorum = quorum
+        self.pending: dict[int, tuple[Tensor, float]] = {}  # worker -> its gradient and learning rate, of this step
+
+    def set_quorum(self, quorum: int) -> None:
+        """Fewer workers may be alive than were asked for; what has come may then be enough."""
+        with self.changed:
+            self.quorum = quorum
+            self._advance()
+            self.changed.notify_all()
+
+    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict:
+        if version < self.version:
+            return Verdict.LATE
+        if version > self.version:  # this shard came back from an older copy: its steps are numbered like the others'
+            self.pending.clear()
+            self.slots[version % SLOTS] = self.values
+            self.header[0] = version
+            self.counts["skipped"] += 1
+        self.pending[worker] = gradient.clone(), rate
+        return Verdict.APPLIED if self._advance() else Verdict.WAITING
+
+    def _advance(self) -> bool:
+        """Make the step if there are enough gradients. They are added in the order of workers, so that the sum does not
+        depend on who came first."""
+        if len(self.pending) < max(1, self.quorum):
+            return False
+        first, *others = (self.pending[worker][0] for worker in sorted(self.pending))
+        for other in others:
+            first.add_(other)
+        rate = max(rate for _, rate in self.pending.values())  # one schedule, read at slightly different moments
+        self._apply(first.div_(len(self.pending)), rate)
+        self.pending.clear()
+        return True
+
+    def _wait(self, worker: int, version: int, verdict: Verdict, age: int, repeated: bool, patience: float) -> Receipt:
+        """Until the step is over, for so many seconds at most."""
+        if verdict is Verdict.WAITING:
+            self.changed.wait_for(lambda: self.version != version or worker not in self.pending, timeout=patience)
+        if self.version > version and verdict is Verdict.WAITING:
+            verdict = Verdict.APPLIED
+        return Receipt(verdict, self.version, age, repeated, self.incarnation)
+
+    def _forget(self) -> None:
+        self.pending.clear()

@@ -1,0 +1,117 @@
+"""A run of the command line on a local Ray, in processes that a test can find, kill and count."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+MARK = "PHALANX_TEST_RUN"
+ROOT = Path(__file__).parents[2]
+
+
+class RayRun:
+    """`phalanx train ...`, marked by a variable that all its processes inherit."""
+
+    def __init__(self, directory, *arguments, environment=None):
+        self.mark = uuid.uuid4().hex
+        self.directory = directory / "run"
+        command = [sys.executable, "-m", "phalanx", "train", *arguments, "--run.name", "run"]
+        command += ["--run.directory", str(directory), "--run.log-every", "0.5"]
+        self.output = (directory / "output").open("w+")
+        environment = {**os.environ, MARK: self.mark, **(environment or {})}
+        self.driver = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for process in [self.driver.pid, *self.processes()]:
+            kill(process)
+        self.driver.wait()
+        self.output.close()
+
+    def processes(self, kind=""):
+        """Those that live, the driver aside; of one kind by how Ray calls them."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) == self.driver.pid:
+                continue
+            try:
+                environment = Path("/proc", entry, "environ").read_bytes()
+                words = Path("/proc", entry, "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={self.mark}".encode() in environment and kind.encode() in words:
+                found.append(int(entry))
+        return found
+
+    def kill_one(self, kind, number=0):
+        self.wait(lambda: self.processes(kind), f"no process {kind}")
+        process = sorted(self.processes(kind))[number]
+        kill(process)
+        return process
+
+    def records(self):
+        try:
+            return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        except (OSError, ValueError):
+            return []
+
+    def events(self):
+        try:
+            return (self.directory / "events.log").read_text()
+        except OSError:
+            return ""
+
+    def wait_for_updates(self, more=5):
+        """So many more than there are now."""
+        before = self.updates
+        self.wait(lambda: self.updates >= before + more, "no further update")
+
+    def wait_for_event(self, words, times=1):
+        self.wait(lambda: self.events().count(words) >= times, f"nobody said: {words}")
+
+    @property
+    def updates(self):
+        records = self.records()
+        return records[-1]["updates"] if records else 0
+
+    def wait(self, condition, otherwise, seconds=120.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            text = (self.directory.parent / "output").read_text()
+            assert self.driver.poll() is None, f"the run has ended: {text}"
+            assert time.monotonic() < deadline, f"{otherwise}: {text} {self.events()}"
+            time.sleep(0.1)
+
+    def end(self, number=signal.SIGINT):
+        """Stop the run, and see that nothing of it is left."""
+        self.driver.send_signal(number)
+        code = self.driver.wait(60)
+        self.nothing_is_left()
+        return code
+
+    def nothing_is_left(self):
+        deadline = time.monotonic() + 30
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not self.processes()
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def ray_directories():
+    return set(Path(tempfile.gettempdir()).glob("phalanx-*"))
