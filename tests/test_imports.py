@@ -17,6 +17,7 @@ PACKAGE = Path(phalanx.__file__).parent
 
 LAYERS = (
     "phalanx struct errors files figure",
+    "given",
     "types config",
     "seams deferred runtime",
     "algorithms",
