@@ -45,6 +45,7 @@ UNUSED: dict[str, Callable[[Experiment], bool]] = {
         lambda e: isinstance(e.topology, SerialConfig),
     ),
     "algorithm.discount_length": lambda e: getattr(e.algorithm, "final_discount", None) is None,
+    "algorithm.settings": lambda e: not e.algorithm.code,
     "algorithm.huber": lambda e: isinstance(e.algorithm, C51Config),
     **dict.fromkeys(
         ("priority_exponent", "importance_start", "importance_length", "new_priority"),
