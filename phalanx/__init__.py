@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from phalanx.api import Run, resume, train
     from phalanx.config import Experiment
     from phalanx.errors import RunError, UserError
+    from phalanx.types import EnvSpec
 
-__all__ = ["Agent", "Experiment", "Run", "RunError", "UserError", "load", "resume", "train"]
+__all__ = ["Agent", "EnvSpec", "Experiment", "Run", "RunError", "UserError", "load", "resume", "train"]
 
 PLACES = {
     "Agent": "phalanx.agent:Agent",
+    "EnvSpec": "phalanx.types:EnvSpec",
     "Experiment": "phalanx.config:Experiment",
     "Run": "phalanx.api:Run",
     "RunError": "phalanx.errors:RunError",

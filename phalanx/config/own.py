@@ -58,9 +58,9 @@ def own_values(algorithm: AlgorithmConfig) -> dict[str, Any]:
 
 def own_hints(algorithm: AlgorithmConfig) -> dict[str, Any]:
     """The types of these fields, for whoever reads values of them."""
-    kind, names = _config_class(algorithm.code), own_fields(algorithm)
+    names = own_fields(algorithm)
     try:
-        hints = get_type_hints(kind)
+        hints = get_type_hints(_config_class(algorithm.code)) if names else {}
     except NameError:  # names that are known to a notebook only
         hints = {}
     return {name: hints.get(name, Any) for name in names}
@@ -92,12 +92,13 @@ def own_config(algorithm: AlgorithmConfig) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    require(
-        field.default is not dataclasses.MISSING, f"give the field {field.name} of the algorithm's Config a default"
-    )
+    require(not is_missing(field.default), f"give the field {field.name} of the algorithm's Config a plain default")
     return field.default
+
+
+def is_missing(default: Any) -> bool:
+    """A class that travels by value brings a mark of its own for what is missing."""
+    return isinstance(default, type(dataclasses.MISSING))
 
 
 def _config_class(text: str) -> Any:
@@ -113,4 +114,5 @@ def _changed_defaults(kind: Any, ours: Any) -> dict[str, Any]:
     """Fields of ours for which a user's class has other defaults."""
     known = {field.name: field.default for field in dataclasses.fields(ours)}
     theirs = {field.name: field.default for field in dataclasses.fields(kind)}
-    return {name: value for name, value in theirs.items() if name in known and value != known[name]}
+    values = {name: value for name, value in theirs.items() if name in known and not is_missing(value)}
+    return {name: value for name, value in values.items() if value != known[name]}

@@ -125,7 +125,7 @@ def typed(hint: Any, value: Any, name: str) -> Any:
 def _require_type(hint: Any, value: Any, name: str) -> None:
     """Refuse a value of another type than its field's; a whole number will do for a float."""
     types = tuple(kind for kind in get_args(hint) or (hint,) if isinstance(kind, type))
-    fits = type(value) in types or (float in types and type(value) is int)
+    fits = type(value) in types or (float in types and type(value) is int) or (str in types and isinstance(value, str))
     if type(value) is int and abs(value) >= LARGEST:
         raise UserError(f"{name} is {_short(value)}, but must be less than 2^63{IN_FILE}")
     if get_origin(hint) is not Literal and not fits:

@@ -23,9 +23,11 @@ import numpy as np
 import torch
 
 from phalanx.config import Experiment
+from phalanx.config.code import code_of
 from phalanx.config.stored import load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
+from phalanx.given import Given
 from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import algorithm_name, make_evaluation_policy, make_network, replicas
@@ -306,7 +308,7 @@ class Session:
         path = self.keeper.write(source, with_envs, last=True)
         progress = self.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
-        end, run = f"{self.stop_reason} after {self.time_s:.0f} s", shlex.quote(str(self.directory))
+        end = f"{self.stop_reason} after {self.time_s:.0f} s"
         self._write_event(f"{end}; the checkpoint is {path}")
         self.logger.summary(
             [
@@ -314,11 +316,20 @@ class Session:
                 f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
                 f"mean score of the last {min(self.scores.count, 100)} games: {score}",
                 f"checkpoint: {path}",
-                f"next: phalanx eval {run}",
-                f"      phalanx play {run} --video play.mp4",
-                f"      phalanx resume {run}",
+                *self._next_commands(),
             ]
         )
+
+    def _next_commands(self) -> list[str]:
+        """What people may want to do now. Code that was given as a Python object is known to this process alone."""
+        if any(isinstance(text, Given) for text in code_of(self.experiment).values()):
+            return [f"next: phalanx.load({str(self.directory)!r})"]
+        run = shlex.quote(str(self.directory))
+        return [
+            f"next: phalanx eval {run}",
+            f"      phalanx play {run} --video play.mp4",
+            f"      phalanx resume {run}",
+        ]
 
     def _evaluate(self) -> None:
         """Play whole games with a model of its own, which takes the source's newest parameters."""
