@@ -1,12 +1,10 @@
-"""What a user might write, in a file that no test imports as a module: environments, a torso, an algorithm."""
+"""Torsos and algorithms that a user might write, in a file that no test imports as a module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,38 +12,6 @@ from phalanx.algorithms.a2c import A2C
 from phalanx.algorithms.dqn import DQN
 from phalanx.algorithms.returns import policy_batch
 from phalanx.types import Loss
-
-
-class Line(gymnasium.Env):
-    """Shows its steps so far and the action that pays."""
-
-    def __init__(self, length: int = 6) -> None:
-        self.length = length
-        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(2, start=3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._show(), {}
-
-    def step(self, action: int) -> Any:
-        assert action in (3, 4)
-        paid = float(action == 3 + self.wanted)
-        self.steps += 1
-        return self._show(), paid, self.steps == self.length, False, {}
-
-    def _show(self) -> np.ndarray:
-        self.wanted = int(self.np_random.integers(2))
-        return np.array([self.steps / self.length, self.wanted], np.float32)
-
-
-def make(length: int = 6) -> gymnasium.Env:
-    return Line(length)
-
-
-def doubled(env: gymnasium.Env) -> gymnasium.Env:
-    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward)
 
 
 def torso(spec: Any) -> nn.Module:
@@ -80,10 +46,6 @@ class SameA2C(A2C):
 
 class SameDQN(DQN):
     """DQN by another name."""
-
-
-def no_environment() -> str:
-    return "nothing"
 
 
 def with_running_means(spec: Any) -> nn.Module:
