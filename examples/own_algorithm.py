@@ -4,7 +4,7 @@
 
 or, on the command line, where its own setting is a flag like any other:
 
-    phalanx train a2c-gym --algorithm examples/own_algorithm.py:AnnealedA2C --algorithm.final-entropy-coef 0.001
+    phalanx train a2c-catch --algorithm examples/own_algorithm.py:AnnealedA2C --algorithm.final-entropy-coef 0.001
 """
 
 from dataclasses import dataclass
