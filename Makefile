@@ -32,13 +32,13 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 check: setup
-	$(BIN)/ruff format --check phalanx tests benchmarks
-	$(BIN)/ruff check phalanx tests benchmarks
+	$(BIN)/ruff format --check phalanx tests benchmarks examples
+	$(BIN)/ruff check phalanx tests benchmarks examples
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff format phalanx tests benchmarks
-	$(BIN)/ruff check --fix phalanx tests benchmarks
+	$(BIN)/ruff format phalanx tests benchmarks examples
+	$(BIN)/ruff check --fix phalanx tests benchmarks examples
 
 bench: setup-bench
 	$(BIN)/python benchmarks/peers.py

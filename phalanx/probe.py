@@ -10,6 +10,7 @@ import torch
 
 from phalanx.config import Experiment, SynchronousConfig
 from phalanx.errors import require
+from phalanx.given import is_code
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
 from phalanx.replay.memory import frames_on_host, gigabytes
 from phalanx.replay.storage import free_bytes
@@ -64,9 +65,11 @@ def has_bfloat16() -> bool:
 
 
 def parameter_count(experiment: Experiment, spec: EnvSpec) -> int:
-    """Numbers the network learns. It is made without memory for them, which finds any misfit and tells its size."""
+    """Numbers the network learns. It is made without memory for them, which finds any misfit and tells its size; with
+    a torso of a user's own, which may not know how to be made so, with memory."""
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
-    with torch.device("meta"):
+    where = "cpu" if is_code(experiment.model.torso) else "meta"
+    with torch.device(where), torch.random.fork_rng(devices=[]):
         model = make_network(dataclasses.replace(experiment, model=quick), spec)
     return sum(parameter.numel() for parameter in model.parameters())
 

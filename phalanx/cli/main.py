@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from importlib import import_module
 
 from phalanx import __version__
 from phalanx.errors import EnvironmentFailed, RunError, UserError, tell, unknown
+from phalanx.given import look_here
 from phalanx.runtime import streams
 from phalanx.runtime.signals import Interrupted, interrupt_once
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(USAGE)
             return 0
-        find_environments_here()
+        look_here()
         if arguments[0] == "--version":
             print(f"phalanx {__version__}")
             return 0
@@ -118,14 +118,6 @@ def presets(arguments: list[str]) -> int:
     for name, (text, _) in PRESETS.items():
         print(f"{name:<18} {text}")
     return 0
-
-
-def find_environments_here() -> None:
-    """A user's own environments may be modules of the current directory. It comes last, so that a file there never
-    stands in for a module of phalanx, of Python or of a package; workers do the same."""
-    with contextlib.suppress(OSError):  # a directory that was removed holds none
-        if not {"", os.getcwd()} & set(sys.path):
-            sys.path.append(os.getcwd())
 
 
 def entry() -> None:

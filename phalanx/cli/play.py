@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.directories import existing_run
 from phalanx.config.flags import parse_options
-from phalanx.errors import require, tell
+from phalanx.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,25 +122,16 @@ def play(arguments: list[str]) -> int:
 
 def load_policy(options: GameOptions):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint, by the options of `eval` and `play`."""
-    import dataclasses
+    from phalanx.agent import load_agent
 
-    from phalanx.config.stored import load
-    from phalanx.parameters.flat import FlatParameters
-    from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
-    from phalanx.runs.directory import run_checkpoints
-    from phalanx.runtime.device import choose_compute
-    from phalanx.types import Progress
-
-    experiment = load(existing_run(options.run) / "config.json").validate()
-    checkpoints = run_checkpoints(experiment, options.run, tell)
-    loaded = checkpoints.load_best() if options.best else checkpoints.load()
-    device = options.device or experiment.run.device
-    compute = choose_compute(dataclasses.replace(experiment.run, device=device), "--device cpu")
-    spec = MakeEnv(experiment.env, 0)(0).spec
-    model = make_network(experiment, spec).to(compute.device)
-    FlatParameters(model).load(loaded.weights)
-    policy = make_evaluation_policy(experiment, model, compute, options.greedy)
-    return experiment.env, policy, compute, Progress(**loaded.state["clocks"])
+    agent = load_agent(
+        options.run,
+        best=options.best,
+        greedy=options.greedy,
+        device=options.device,
+        instead="--device cpu",
+    )
+    return agent.experiment.env, agent.policy(), agent.compute, agent.progress
 
 
 def not_negative(value: int, name: str) -> int:

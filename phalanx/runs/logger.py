@@ -49,8 +49,8 @@ class Logger:
         self._screen = screen
         self._closed = False
 
-    def record(self, values: dict[str, Any]) -> None:
-        """Keep one record and show it; every name in REQUIRED must be there, more are welcome."""
+    def record(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep one record and show it; every name in REQUIRED must be there, more are welcome. What was kept of it."""
         missing = [name for name in REQUIRED if name not in values]
         if missing:
             raise ValueError(f"a log record lacks {', '.join(missing)}")
@@ -62,6 +62,7 @@ class Logger:
             self._events.scalars(values["steps"], time.time(), scalars)
             self._events.flush()
         self._draw(lambda: self._screen.show(plain))
+        return plain
 
     def require_place(self) -> None:
         """Raise MovedError if the directory's name does not lead to the directory any more: files that are open would

@@ -145,7 +145,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
         ),
         (["train", "a2c-catch", "--run.device", "mps"], "is no device phalanx knows; use cpu"),
         (["train", "a2c-catch", "--run.seed", "99999999999999999999999"], "run.seed is"),
-        (["train", "a2c-gym", "--env.id", "a:b:c"], "cannot be made"),
+        (["train", "a2c-gym", "--env.id", "a:b:c"], "there is no module a:b"),
         (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
         (["bench", "sampling", "--seconds", "inf"], "--seconds is inf, but must be greater than 0, and finite"),
         (["bench", "training", "a2c-catch", "--game", "pong"], "--game needs an Atari preset"),
