@@ -36,6 +36,7 @@ from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
+from phalanx.runs.trackers import Trackers
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
@@ -235,7 +236,9 @@ class Session:
         self.compute, self.spec, self.frames_per_step = compute, spec.seen, spec.frames_per_step
         self.screen.goal.frames_per_step = spec.frames_per_step
         self.screen.goal.device = f"{compute.device}, {precision_of(compute)}"
-        self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
+        resumed = self.loaded is not None
+        trackers = Trackers(run.loggers, self.directory, dataclasses.asdict(self.experiment), resumed)
+        self.logger = Logger(self.directory, self.screen, resumed, trackers)
         self.logger.doing("")
         self.source = source
         self.event(self._first_line())
