@@ -63,7 +63,6 @@ def train_on(experiment: Experiment, screen: Screen) -> int:
 def resume(arguments: list[str]) -> int:
     directory, flags = named_run("resume", arguments)
     from phalanx.config.stored import difference, load
-    from phalanx.probe import check_loggers
     from phalanx.registry import find, topology
     from phalanx.runs.directory import locked, run_checkpoints
     from phalanx.runs.session import Session
@@ -73,7 +72,6 @@ def resume(arguments: list[str]) -> int:
     for name, (old, _) in difference(experiment, saved).items():
         if name.startswith((*FIXED_ON_RESUME, *fixed_by(saved))):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
-    check_loggers(experiment)
     if (launch := Launch.by_torchrun()) is not None:
         from phalanx.topologies import torchrun
 

@@ -28,6 +28,7 @@ from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
 from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
+from phalanx.probe import check_loggers
 from phalanx.registry import make_evaluation_policy, make_network, replicas
 from phalanx.replica.report import Report, Source, summed
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
@@ -62,6 +63,9 @@ class Session:
         prestarted: ProcessEnvs | None = None,
         screen: Screen | None = None,
     ) -> None:
+        if resume is not None and resume.state.get("exported"):
+            raise UserError(f"{directory} was exported: it can play, but not learn; resume the run that it comes from")
+        check_loggers(experiment)
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
