@@ -39,7 +39,7 @@ COMMANDS = (
     ("export", "runs/first", "agent", "--games", "5"),
     ("eval", "agent", "--games", "5"),
     ("train", "pong", "--run.steps", "1", "--run.name", "atari", "--sampler.decorrelation", "10"),
-    ("bench", "sampling", "--seconds", "0.2", "--repeats", "1", "--sampler.workers", "1"),
+    ("bench", "training", "a2c-catch", "--seconds", "0.2", "--repeats", "1"),
     ("completion", "bash"),
 )
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"))

@@ -28,7 +28,10 @@ from phalanx.registry import find
 from phalanx.studies import STUDIES
 
 ROOT = Path(phalanx.__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 PROGRAM = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/|torchrun .*|python3? )?(?:-m )?phalanx(?= )")
 STAND_FOR = {"PRESET": "ppo", "RUN_DIR": "runs/NAME", "DIR": "out", "WHAT": "sampling", "SHELL": "bash", "F": "x.mp4"}
@@ -189,3 +192,13 @@ def anchors(page: Path) -> set[str]:
 def test_both_shells_are_documented():
     text = (ROOT / "docs/command-line.md").read_text()
     assert all(f'eval "$(phalanx completion {shell})"' in text for shell in SCRIPTS)
+
+
+def test_the_version_is_the_same_everywhere():
+    import yaml
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == phalanx.__version__ and citation["license"] == "MIT"
+    assert len(citation["references"]) == 5 and all(each["authors"] for each in citation["references"])
+    assert f"## [{phalanx.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f'version = "{phalanx.__version__}"' in (ROOT / "pyproject.toml").read_text()
