@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -149,6 +150,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
         (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
         (["bench", "sampling", "--seconds", "inf"], "--seconds is inf, but must be greater than 0, and finite"),
         (["bench", "training", "a2c-catch", "--game", "pong"], "--game needs an Atari preset"),
+        (["bench", "sampling", "a2c-pong"], "worker processes, and serial has none; add --topology synchronous"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(complaint, tmp_path, monkeypatch, arguments, words):
@@ -259,6 +261,22 @@ def test_training_is_measured_once_it_learns(capsys):
     flags = ["--run.precision", "float32", "--algorithm.learning-starts", "3000", "--topology", "serial"]
     assert main(["bench", "training", "dqn-catch", "--seconds", "0.05", "--repeats", "1", "--json", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["learn_share"] > 0.1
+
+
+def test_measurements_are_a_table_for_people(capsys):
+    flags = ["--run.precision", "float32", "--topology", "serial", "--seconds", "0.05", "--repeats", "1"]
+    assert main(["bench", "training", "a2c-catch", *flags]) == 0
+    lines = dict(re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines())
+    assert (lines["preset"], lines["precision"]) == ("a2c-catch", "float32")
+    assert int(lines["training, steps/s"].replace(",", "")) > 0 and lines["learn share"].endswith("%")
+
+
+def test_measurements_of_several_things_are_a_line_each(capsys):
+    pong = {"sampling_sps": 1200.5, "sampling_ratio": 0.96, "samples": [1200]}
+    bench.show({"device": "cuda", "pong": pong, "a2c": {"training_sps": 1e5, "gpu_share": 0.5}}, as_json=False)
+    device, head, *rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert device == ["device", "cuda"] and head[0] == "sampling, steps/s"
+    assert rows == [["pong", "1,200", "0.960", "-", "-"], ["a2c", "-", "-", "100,000", "50%"]]
 
 
 def test_training_that_never_begins_to_learn_is_not_measured(monkeypatch, capsys):
