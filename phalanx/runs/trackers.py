@@ -47,7 +47,7 @@ class Trackers:
         self._told: list[str] = []
         for name in dict.fromkeys(names):
             try:
-                self._trackers.append(_Tracker(Order(name, directory.absolute(), config, resumed)))
+                self._trackers.append(_Tracker(Order(name, directory, config, resumed)))
             except OSError as error:  # no process, or no descriptor, is left for it
                 self._told.append(left_out(name, in_words(error)))
 
@@ -163,7 +163,7 @@ def begin_wandb(wandb: Any, order: Order) -> Begun:
         raise RuntimeError("nobody is logged in: run `wandb login`, or set WANDB_MODE=offline")
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
-        name=order.directory.name,
+        name=order.directory.resolve().name,
         dir=order.directory,
         config=order.config,
         id=wandb_id(order.directory) if order.resumed else None,
@@ -173,7 +173,8 @@ def begin_wandb(wandb: Any, order: Order) -> Begun:
     # A resumed run may go back by some steps, which wandb's own count of steps never does.
     run.define_metric("steps")
     run.define_metric("*", step_metric="steps")
-    return run.url or f"offline, for `wandb sync {Path(run.dir).parent}`", run.log, run.finish
+    offline = order.directory / "wandb" / Path(run.dir).parent.name
+    return run.url or f"offline, for `wandb sync {offline}`", run.log, run.finish
 
 
 def wandb_id(directory: Path) -> str | None:
@@ -185,7 +186,7 @@ def wandb_id(directory: Path) -> str | None:
 def begin_trackio(trackio: Any, order: Order) -> Begun:
     """A run of trackio, on this machine unless its own environment variables name a Space."""
     resume = "allow" if order.resumed else "never"
-    run = trackio.init(project=PROJECT, name=order.directory.name, config=order.config, resume=resume)
+    run = trackio.init(project=PROJECT, name=order.directory.resolve().name, config=order.config, resume=resume)
     return f"trackio show --project {PROJECT}", lambda values: run.log(values, step=values["steps"]), trackio.finish
 
 

@@ -304,6 +304,20 @@ def test_play_writes_a_video(capsys, runs, tmp_path, suffix, magic, at):
     assert shown.count(",") == 2
 
 
+def test_what_the_last_line_of_a_run_suggests_works(capsys, train, tmp_path, monkeypatch):
+    """Drawing CartPole needs a package of its own, which a plain installation brings."""
+    assert train("ppo-gym", "--topology", "serial", steps=300) == 0
+    monkeypatch.chdir(tmp_path)
+    shown = capsys.readouterr().out
+    _, evaluate, play, resume = shown.split("checkpoint: ")[1].splitlines()
+    assert main([*play.split()[1:], "--max-frames", "20"]) == 0
+    played = capsys.readouterr()
+    assert re.match(r"play.mp4: \d+ pictures at 50 per second", played.out)  # as the environment tells
+    assert played.err == ""
+    assert main([*evaluate.removeprefix("next:").split()[1:], "--games", "2"]) == 0
+    assert resume.split()[:2] == ["phalanx", "resume"]
+
+
 def test_play_stops_after_so_many_pictures(capsys, runs, tmp_path):
     video = tmp_path / "play.gif"
     flags = ["--games", "9", "--max-frames", "14"]
