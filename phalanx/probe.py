@@ -4,6 +4,7 @@ configuration."""
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -98,9 +99,17 @@ def check_room(experiment: Experiment, spec: EnvSpec, device: torch.device) -> N
     )
 
 
+def check_loggers(experiment: Experiment) -> None:
+    """Refuse a tracker whose package is not there, before anything is made for the run."""
+    for name in experiment.run.loggers:
+        found = find_spec(name) is not None
+        require(found, f"run.loggers names {name}, which is not installed; run: pip install {name}")
+
+
 def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
     where workers have made some. Refuses what fits into no memory."""
+    check_loggers(experiment)
     device = choose_compute(experiment.run).device
     place(experiment, device.type)
     if spec is None:

@@ -15,6 +15,7 @@ from phalanx.errors import require
 if TYPE_CHECKING:
     import numpy as np
 
+    from phalanx.config import EnvConfig
     from phalanx.sampling.player import Shown
 
 
@@ -86,8 +87,6 @@ def evaluate_command(arguments: list[str]) -> int:
 
 def play(arguments: list[str]) -> int:
     options = parse_options(PlayOptions, "play", arguments)
-    from phalanx.config import AtariConfig
-    from phalanx.runs.caption import captioned
     from phalanx.runs.video import check_format, check_place, write_video
     from phalanx.sampling.player import Player
 
@@ -104,11 +103,7 @@ def play(arguments: list[str]) -> int:
         for now in itertools.islice(player.games(games), most):
             under_way[:] = [] if now.over else [now]
             scores.extend([now.score] if now.over else [])
-            yield (
-                captioned(now.picture, f"SCORE {now.score:.0f}  STEP {now.step}")
-                if isinstance(config, AtariConfig)
-                else now.picture
-            )
+            yield drawn(now, config)
 
     count = write_video(options.video, shown(), player.fps)
     words = [f"{count:,} pictures at {player.fps:g} per second"]
@@ -118,6 +113,17 @@ def play(arguments: list[str]) -> int:
         words.append(f"stopped by --max-frames in game {last.game + 1} at step {last.step:,}, score {last.score:g}")
     print(f"{options.video}: {', '.join(words)}")
     return 0
+
+
+def drawn(shown: Shown, config: EnvConfig) -> np.ndarray:
+    """A picture as a video shows it; that of an Atari game, whose own display differs from game to game, with its score
+    and step."""
+    from phalanx.config import AtariConfig
+    from phalanx.runs.caption import captioned
+
+    if not isinstance(config, AtariConfig):
+        return shown.picture
+    return captioned(shown.picture, f"SCORE {shown.score:.0f}  STEP {shown.step}")
 
 
 def load_policy(options: GameOptions):  # type: ignore[no-untyped-def]

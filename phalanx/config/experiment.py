@@ -537,6 +537,8 @@ class RunConfig:
     """Torch threads of the owner; 0 means every core the process may use, and one with a GPU."""
     log_every: float = number(5.0, above=0, most=1e9)
     """Seconds between two records in metrics.jsonl."""
+    loggers: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Experiment trackers that get every record, too, from processes of their own. Packages to be installed."""
     checkpoint_every: float = number(300.0, least=0, most=math.inf)
     """Seconds between two checkpoints; one is always written at the end."""
     checkpoint_updates: int = number(0, least=0, most=STEPS)

@@ -117,6 +117,10 @@ def typed(hint: Any, value: Any, name: str) -> Any:
         if not isinstance(value, dict):
             raise UserError(f"{name} must be an object with named values, not {_short(value)}")
         return build(hint, value, "" if hint is Experiment else f"{name}.")
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{name} must be a list, not {_short(value)}; correct it in the run's config.json")
+        return tuple(_typed(get_args(hint)[0], each, name) for each in value)
     require_choice(hint, value, name)
     _require_type(hint, value, name)
     return value
@@ -135,7 +139,10 @@ def _require_type(hint: Any, value: Any, name: str) -> None:
 
 def require_choice(hint: Any, value: Any, name: str) -> None:
     """Refuse a value that is none of the words its type allows."""
-    if get_origin(hint) is Literal and value not in get_args(hint):
+    if get_origin(hint) is tuple:
+        for each in value:
+            require_choice(get_args(hint)[0], each, name)
+    elif get_origin(hint) is Literal and value not in get_args(hint):
         raise unknown(f"value of {name}", _short(value).strip("'"), get_args(hint))
 
 

@@ -30,6 +30,7 @@ from phalanx.files import open_to_append
 from phalanx.given import Given
 from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
+from phalanx.probe import check_loggers
 from phalanx.registry import algorithm_name, make_evaluation_policy, make_network, replicas
 from phalanx.replica.report import Report, Source, summed
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
@@ -38,6 +39,7 @@ from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
+from phalanx.runs.trackers import Trackers
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
@@ -66,6 +68,9 @@ class Session:
         screen: Screen | None = None,
         on_record: OnRecord | None = None,
     ) -> None:
+        if resume is not None and resume.state.get("exported"):
+            raise UserError(f"{directory} was exported: it can play, but not learn; resume the run that it comes from")
+        check_loggers(experiment)
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
@@ -247,7 +252,9 @@ class Session:
         self.compute, self.spec, self.frames_per_step = compute, spec.seen, spec.frames_per_step
         self.screen.goal.frames_per_step = spec.frames_per_step
         self.screen.goal.device = f"{compute.device}, {precision_of(compute)}"
-        self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
+        resumed = self.loaded is not None
+        trackers = Trackers(run.loggers, self.directory, dataclasses.asdict(self.experiment), resumed)
+        self.logger = Logger(self.directory, self.screen, resumed, trackers)
         self.logger.doing("")
         self.source = source
         self.event(self._first_line())

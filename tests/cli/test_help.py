@@ -8,7 +8,7 @@ import pytest
 
 from phalanx import __version__
 from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
-from phalanx.cli.main import main
+from phalanx.cli.main import COMMANDS, main
 from phalanx.config.presets import PRESETS, preset
 
 
@@ -56,7 +56,7 @@ def test_every_field_is_explained():
     assert documents["C51Config", "discount"] == documents["DQNConfig", "discount"]
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "play", "bench", "tune"])
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_each_command_explains_itself_in_one_style(capsys, command):
     try:
         main([command, "--help"])
@@ -64,7 +64,14 @@ def test_each_command_explains_itself_in_one_style(capsys, command):
         assert not leaving.code
     text = capsys.readouterr().out
     assert text.startswith(f"usage: phalanx {command} [-h]")
-    assert "positional arguments" in text
+    assert ("positional arguments" in text) == (command != "presets")
+    assert "show this help message and exit" in text
+
+
+def test_every_command_is_in_the_first_help_which_fits_80_columns(capsys):
+    text = shown(capsys, "--help")
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_version(capsys):
