@@ -67,7 +67,7 @@ class AtariConfig:
 
 @dataclass(frozen=True)
 class GymnasiumConfig:
-    """Any Gymnasium environment with discrete actions and a Box observation."""
+    """Any Gymnasium environment with discrete actions that shows an image, or what flattens into a vector."""
 
     id: str = "CartPole-v1"
     """Registered name, as for gymnasium.make."""
@@ -99,12 +99,16 @@ class ToyConfig:
 class ModelConfig:
     """The network."""
 
-    torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"] = "nature"
+    torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp", "fitted", "auto"] = (
+        "nature"
+    )
     """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
     padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling. residual: 32-64
-    with residual blocks besides, for a GPU. mlp: two hidden layers."""
+    with residual blocks besides, for a GPU. mlp: two hidden layers. fitted: convolutions that fit the images' size.
+    auto: fitted for images, mlp for vectors."""
     hidden: int = number(0, least=0, most=1_000_000)
-    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64)."""
+    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64, and 128 or
+    512 fitted to small or large images)."""
     width: int = number(1, least=1, most=1_000)
     """Times the convolutions' filters."""
     padding: bool = False
