@@ -34,8 +34,10 @@ from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
+from phalanx.runs.neighbours import Neighbours
 from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
+from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
@@ -81,6 +83,7 @@ class Session:
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger | None = None
         self.source: Source | None = None
+        self.neighbours: Neighbours | None = None
         self.numbers: dict[str, float] = {}  # of the newest report
         self._forget_window()
         self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
@@ -96,6 +99,8 @@ class Session:
             self._write_event(str(error) if foreseen else f"{type(error).__name__}: {error}")
             raise
         finally:
+            if self.neighbours is not None:
+                self.neighbours.close()
             if self.logger is not None:
                 self.logger.close()
             self.screen.close()
@@ -176,7 +181,8 @@ class Session:
 
     def record(self, extra: dict[str, Any] | None = None) -> None:
         """One line in metrics.jsonl and on the screen."""
-        assert self.logger is not None
+        assert self.logger is not None and self.neighbours is not None
+        self.neighbours.look()
         progress, now = self.progress, time.perf_counter()
         if now - self.last_record[0] >= self.experiment.run.log_every / 2:  # else the last one was cut short by the end
             self.speed_since = self.last_record
@@ -202,6 +208,7 @@ class Session:
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 **self.numbers,
+                **self.neighbours.numbers,
                 **explained_variance(self.averages.take()),
                 **(extra or {}),
             }
@@ -238,6 +245,8 @@ class Session:
         self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
         self.logger.doing("")
         self.source = source
+        threads = torch.get_num_threads() if replicas(self.experiment) == 1 else 1  # others have processes of their own
+        self.neighbours = Neighbours(usable_cores(), threads, self.event)
         self.event(self._first_line())
         if self.loaded is not None:
             self._restore(source, self.loaded)
