@@ -16,25 +16,27 @@ LOOKS = 2  # looks in a row that must say the same
 
 
 class Neighbours:
-    """What a session asks at each record. `threads` are torch's in this process."""
+    """What a session asks at each record."""
 
     def __init__(
         self,
-        cores: int,
-        threads: int,
         tell: Callable[[str], None],
+        cores: int,
         read: Callable[[], CoreTimes | None] = core_times,
         sleep_at_once: Callable[[bool], None] | None = None,
     ) -> None:
-        self.cores, self.threads = cores, threads
-        self.tell = tell
-        self.read = read
+        self.tell, self.cores, self.read = tell, cores, read
         self.sleep_at_once = sleep_at_once or SleepAtOnce().switch
+        self.threads = 1  # torch's in this process
         self.crowded = False
         self.told = False
         self.changed = 0  # looks in a row that say otherwise than `crowded`
-        self.before = read()
+        self.before: CoreTimes | None = None
         self.shares: CoreShares | None = None  # between the last two looks
+
+    def begin(self, threads: int) -> None:
+        """From now on the run is at work, with so many torch threads in this process."""
+        self.threads, self.before = threads, self.read()
 
     def look(self) -> None:
         """Read, if it is time, and act if the cores have become crowded or free."""

@@ -83,7 +83,7 @@ class Session:
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger | None = None
         self.source: Source | None = None
-        self.neighbours: Neighbours | None = None
+        self.neighbours = Neighbours(self.event, usable_cores())
         self.numbers: dict[str, float] = {}  # of the newest report
         self._forget_window()
         self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
@@ -99,8 +99,7 @@ class Session:
             self._write_event(str(error) if foreseen else f"{type(error).__name__}: {error}")
             raise
         finally:
-            if self.neighbours is not None:
-                self.neighbours.close()
+            self.neighbours.close()
             if self.logger is not None:
                 self.logger.close()
             self.screen.close()
@@ -181,7 +180,7 @@ class Session:
 
     def record(self, extra: dict[str, Any] | None = None) -> None:
         """One line in metrics.jsonl and on the screen."""
-        assert self.logger is not None and self.neighbours is not None
+        assert self.logger is not None
         self.neighbours.look()
         progress, now = self.progress, time.perf_counter()
         if now - self.last_record[0] >= self.experiment.run.log_every / 2:  # else the last one was cut short by the end
@@ -245,8 +244,7 @@ class Session:
         self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
         self.logger.doing("")
         self.source = source
-        threads = torch.get_num_threads() if replicas(self.experiment) == 1 else 1  # others have processes of their own
-        self.neighbours = Neighbours(usable_cores(), threads, self.event)
+        self.neighbours.begin(torch.get_num_threads() if replicas(self.experiment) == 1 else 1)
         self.event(self._first_line())
         if self.loaded is not None:
             self._restore(source, self.loaded)

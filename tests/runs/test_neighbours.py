@@ -29,7 +29,8 @@ class Cores:
 class Told:
     def __init__(self, cores: int = 2, threads: int = 2) -> None:
         self.machine, self.sentences, self.switched = Cores(), [], []
-        self.neighbours = Neighbours(cores, threads, self.sentences.append, self.machine, self.switched.append)
+        self.neighbours = Neighbours(self.sentences.append, cores, self.machine, self.switched.append)
+        self.neighbours.begin(threads)
 
     def looks(self, count: int, **shares: float) -> None:
         for _ in range(count):
@@ -111,7 +112,8 @@ def test_looks_are_seconds_apart_and_recorded() -> None:
 
 
 def test_where_nothing_is_known_nothing_happens() -> None:
-    neighbours = Neighbours(2, 2, pytest.fail, lambda: None, pytest.fail)
+    neighbours = Neighbours(pytest.fail, 2, lambda: None, pytest.fail)
+    neighbours.begin(threads=2)
     neighbours.look()
     neighbours.close()
     assert neighbours.numbers == {}
