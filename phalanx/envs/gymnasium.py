@@ -1,4 +1,4 @@
-"""Gymnasium environments with discrete actions; `observations` says how what they show becomes a frame.
+"""Gymnasium environments with discrete actions; `layout` says how what they show becomes a frame.
 
 Episode k of an environment is reset with a seed made of the environment's own seed and k, so that it does not matter
 which object plays it: `prepare` resets a twin ahead of time and `reset` takes it over. Gymnasium cannot save a running
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.config import GymnasiumConfig
-from phalanx.envs.observations import frame_layout
+from phalanx.envs.layout import frame_layout
 from phalanx.envs.packages import register, unregistered
 from phalanx.envs.rewards import REWARDS
 from phalanx.errors import UserError, in_words
@@ -91,14 +91,14 @@ class GymnasiumEnv:
         self._forget()
         if self._prepared is None:
             observation, _ = self._env.reset(seed=self._episode_seed(self._episode))
-            self.layout.write(observation, frame)
+            self.write(observation, frame)
         else:
             frame[...], self._prepared = self._prepared, None
             self._env, self._twin = self._twin, self._env
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         observation, reward, terminated, truncated = self._advance(int(action))
-        self.layout.write(observation, frame)
+        self.write(observation, frame)
         score = self._score if terminated or truncated else math.nan
         return Outcome(self._shape_reward(reward), score, terminated, truncated and not terminated)
 
@@ -171,6 +171,14 @@ class GymnasiumEnv:
     def _episode_seed(self, episode: int) -> int:
         child = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, episode))
         return int(child.generate_state(1)[0])
+
+    @property
+    def observation_space(self) -> Any:
+        return self._env.observation_space
+
+    def write(self, observation: Any, frame: np.ndarray) -> None:
+        """The frame that phalanx makes of an observation."""
+        self.layout.write(observation, frame)
 
 
 def _action_space(env: Any, name: str) -> Any:

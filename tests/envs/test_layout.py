@@ -1,4 +1,4 @@
-"""Frames of raw observations: as Gymnasium flattens them, images channels first, single or of a vector environment."""
+"""Frames of raw observations: as Gymnasium flattens them, images channels first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.envs.observations import frame_layout, image_only
+from phalanx.envs.layout import frame_layout
+from phalanx.envs.wrappers import image_only
 from phalanx.errors import UserError
 
 LEAVES = st.one_of(
@@ -38,18 +39,6 @@ def test_frames_are_as_gymnasium_flattens_them(space: Any, seed: int) -> None:
     expected = np.asarray(flatten(space, observation), np.float32).reshape(-1)
     assert layout.frame_shape == expected.shape and layout.bounds is None
     assert np.array_equal(layout.frame(observation), expected)
-    assert not layout.is_batch(observation)
-
-
-@settings(max_examples=30, deadline=None)
-@given(space=SPACES, count=st.integers(1, 3), seed=st.integers(0, 1000))
-def test_batches_of_vector_environments_are_their_rows(space: Any, count: int, seed: int) -> None:
-    batched = gymnasium.vector.utils.batch_space(space, count)
-    batched.seed(seed)
-    layout, observations = frame_layout(space, "Some-v0"), batched.sample()
-    assert layout.is_batch(observations)
-    rows = [flatten(space, row) for row in gymnasium.vector.utils.iterate(batched, observations)]
-    assert np.array_equal(layout.frames(observations), np.asarray(rows, np.float32).reshape(count, -1))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +71,6 @@ def test_images_come_channels_first_within_their_bounds(
     if pixels.shape != frame_shape:
         pixels = np.moveaxis(pixels, -1, 0)
     assert np.array_equal(layout.frame(observation), pixels.astype(dtype))
-    assert not layout.is_batch(observation)
-    assert np.array_equal(layout.frames([observation, observation]), np.stack([pixels, pixels]).astype(dtype))
-
-
-def test_an_observation_of_another_environment_is_one_sentence() -> None:
-    layout = frame_layout(Box(-1.0, 1.0, (4,)), "Some-v0")
-    with pytest.raises(UserError, match=r"shape \(3,\) is none of this environment, .* shape \(4,\)"):
-        layout.is_batch(np.zeros(3))
 
 
 class Showing(gymnasium.Env):

@@ -1,7 +1,7 @@
 """From what a Gymnasium environment shows to the frame a network sees: an image, or a vector of numbers.
 
-`GymnasiumEnv` writes frames by a `FrameLayout` in workers; whoever acts on raw observations (a loaded agent) makes the
-same frames with it. What becomes an image and what a vector is told in docs/environments.md, which users read.
+`GymnasiumEnv` writes frames by a `FrameLayout`, and so does whoever acts on raw observations. What becomes an image and
+what a vector is told in docs/environments.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class FrameLayout:
     meaning: str  # in words, for people
     axes: tuple[int, ...] | None = None  # the order that puts an image's channels first
     bounds: tuple[float, float] | None = None  # see EnvSpec
+    is_flattened: bool = False  # by Gymnasium
 
     def write(self, observation: Any, frame: np.ndarray) -> None:
         """Write the frame of an observation into `frame`."""
         for key in self.keys:
             observation = observation[key]
-        if not _is_box(self.space):
+        if self.is_flattened:
             from gymnasium.spaces import flatten
 
             frame[...] = flatten(self.space, observation)
@@ -49,29 +50,6 @@ class FrameLayout:
         self.write(observation, frame)
         return frame
 
-    def frames(self, observations: Any) -> np.ndarray:
-        """[N, *frame] of the observations that a vector environment of N shows, or of a list of N."""
-        rows = observations if isinstance(observations, list) else _rows(observations)
-        return np.stack([self.frame(row) for row in rows])
-
-    def is_batch(self, observation: Any) -> bool:
-        """Does this hold the observations of several environments?"""
-        if isinstance(observation, list) and observation and not np.isscalar(observation[0]):
-            return True
-        for key in self.keys:
-            observation = observation[key]
-        space, part = self.space, observation
-        while not hasattr(space, "n") and not _has_shape(space):  # Dict and Tuple are batched in each of their parts
-            key = next(iter(space.spaces)) if _is_dict(space) else 0
-            space, part = space[key], part[key]
-        extra = np.ndim(part) - len(space.shape)
-        if extra not in (0, 1) or (np.shape(part)[extra:] != tuple(space.shape)):
-            raise UserError(
-                f"an observation of shape {np.shape(part)} is none of this environment, whose observations are of "
-                f"shape {tuple(space.shape)}, and (N, ...) those of N environments"
-            )
-        return extra == 1
-
 
 def frame_layout(space: Any, name: str) -> FrameLayout:
     """How the observations of an environment of this space become frames; a UserError says why they cannot. `name` is
@@ -81,45 +59,21 @@ def frame_layout(space: Any, name: str) -> FrameLayout:
     if not isinstance(space, Space):
         raise UserError(f"{name} has the observation space {space}, but phalanx needs one of gymnasium.spaces")
     keys: tuple[Any, ...] = ()
-    while len(parts := _parts(space)) == 1:  # a Dict or Tuple of one thing is that thing
-        key, space = parts[0]
+    while len(inner := parts(space)) == 1:  # a Dict or Tuple of one thing is that thing
+        key, space = inner[0]
         keys = (*keys, key)
-    if _is_image(space):
+    if is_image(space):
         return _image(space, keys, name)
-    images = [(key, part) for key, part in _leaves(space) if _is_image(part)]
+    images = [(key, part) for key, part in leaves(space) if is_image(part)]
     if images:
         shown = " and ".join(f"{key} ({_size(part)})" for key, part in images)
-        others = [key for key, part in _leaves(space) if not _is_image(part)]
+        others = [key for key, part in leaves(space) if not is_image(part)]
         beside = f"{shown} beside {', '.join(others)}" if others else shown
         raise UserError(
             f"{name} shows {beside}, but phalanx learns from one image or from one vector; keep one image with a "
-            "wrapper such as phalanx.envs.observations:image_only"
+            "wrapper, such as --env.wrap phalanx.envs.wrappers:image_only"
         )
     return _vector(space, keys, name)
-
-
-def image_only(env: Any) -> Any:
-    """A wrapper for environments that show one image beside other things: the image alone."""
-    from gymnasium import ObservationWrapper
-
-    space, keys = env.observation_space, []
-    while not _is_image(space):
-        inner = [(key, part) for key, part in _parts(space) if any(_is_image(leaf) for _, leaf in _leaves(part))]
-        if len(inner) != 1:
-            count = "no image" if not inner else "several images"
-            raise UserError(f"image_only needs an environment that shows one image, but this one shows {count}")
-        key, space = inner[0]
-        keys.append(key)
-
-    class ImageOnly(ObservationWrapper):
-        observation_space = space
-
-        def observation(self, observation: Any) -> Any:
-            for key in keys:
-                observation = observation[key]
-            return observation
-
-    return ImageOnly(env)
 
 
 def _image(space: Any, keys: tuple[Any, ...], name: str) -> FrameLayout:
@@ -136,6 +90,8 @@ def _image(space: Any, keys: tuple[Any, ...], name: str) -> FrameLayout:
         frame_shape, axes, where = (shape[2], *shape[:2]), (2, 0, 1), ", which come last"
     is_whole = space.dtype == bool or np.issubdtype(space.dtype, np.integer)
     as_bytes = is_whole and 0 <= low <= high <= 255
+    if as_bytes and low == high:
+        low, high = 0.0, 255.0
     known = math.isfinite(low) and math.isfinite(high) and 0 < high - low <= FAR
     bounds = (low, high) if known and not (as_bytes and (low, high) == (0, 255)) else None
     numbers = "bytes" if as_bytes else "floats"
@@ -169,7 +125,7 @@ def _vector(space: Any, keys: tuple[Any, ...], name: str) -> FrameLayout:
     if not size:
         raise UserError(f"{name} has the observation space {space}, which shows nothing")
     meaning = f"a vector of {size} number(s): {_shortened(str(space))}, flattened"
-    return FrameLayout(space, keys, (size,), np.dtype(np.float32), meaning)
+    return FrameLayout(space, keys, (size,), np.dtype(np.float32), meaning, is_flattened=True)
 
 
 def _require_numbers(space: Any, name: str) -> None:
@@ -185,7 +141,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return first < last
 
 
-def _is_image(space: Any) -> bool:
+def is_image(space: Any) -> bool:
     """Three axes, or two of bytes or booleans."""
     return _is_box(space) and (len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype in (np.uint8, bool)))
 
@@ -202,11 +158,7 @@ def _is_dict(space: Any) -> bool:
     return isinstance(space, Dict)
 
 
-def _has_shape(space: Any) -> bool:
-    return getattr(space, "shape", None) is not None
-
-
-def _parts(space: Any) -> list[tuple[Any, Any]]:
+def parts(space: Any) -> list[tuple[Any, Any]]:
     """Key and space of each part of a Dict or Tuple, in Gymnasium's order; none of other spaces."""
     from gymnasium.spaces import Tuple
 
@@ -215,13 +167,13 @@ def _parts(space: Any) -> list[tuple[Any, Any]]:
     return list(enumerate(space.spaces)) if isinstance(space, Tuple) else []
 
 
-def _leaves(space: Any, path: str = "") -> Iterable[tuple[str, Any]]:
+def leaves(space: Any, path: str = "") -> Iterable[tuple[str, Any]]:
     """Every innermost part, with the keys that lead to it in words."""
-    parts = _parts(space)
-    if not parts:
+    inner = parts(space)
+    if not inner:
         yield path, space
-    for key, part in parts:
-        yield from _leaves(part, f"{path}.{key}" if path else str(key))
+    for key, part in inner:
+        yield from leaves(part, f"{path}.{key}" if path else str(key))
 
 
 def _odd(space: Any) -> list[tuple[str, Any]]:
@@ -229,9 +181,7 @@ def _odd(space: Any) -> list[tuple[str, Any]]:
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     return [
-        (key, part)
-        for key, part in _leaves(space)
-        if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete)
+        (key, part) for key, part in leaves(space) if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete)
     ]
 
 
@@ -241,14 +191,3 @@ def _size(space: Any) -> str:
 
 def _shortened(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _rows(observations: Any) -> list[Any]:
-    """The observations that stand one behind the other in each part."""
-    if isinstance(observations, dict):
-        columns = {key: _rows(part) for key, part in observations.items()}
-        count = len(next(iter(columns.values())))
-        return [{key: column[row] for key, column in columns.items()} for row in range(count)]
-    if isinstance(observations, tuple):
-        return list(zip(*(_rows(part) for part in observations), strict=True))
-    return list(observations)
