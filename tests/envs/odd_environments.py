@@ -56,3 +56,15 @@ class Odd(gymnasium.Env):
 
 for name in (*OBSERVATIONS, *ACTIONS):
     gymnasium.register(f"Odd/{name}-v0", entry_point=Odd, kwargs={"name": name})
+
+
+class FewTorques(gymnasium.ActionWrapper):
+    """Pendulum with three torques, as docs/environments.md has it."""
+
+    action_space = Discrete(3)
+
+    def action(self, action: Any) -> Any:
+        return np.array([(-2.0, 0.0, 2.0)[action]])
+
+
+gymnasium.register("Odd/FewTorques-v0", entry_point=lambda: FewTorques(gymnasium.make("Pendulum-v1")))

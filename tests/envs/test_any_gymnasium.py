@@ -48,8 +48,9 @@ ODD = [
     ("BooleanBoard", "image of 5x6 with 1 channel(s); bytes from 0 to 1"),
     ("Screen", "image of 120x160 with 3"),
     ("OnlyImage", "image of 10x10 with 1"),
+    ("FewTorques", "vector of 3"),
 ]
-SIX_CHOICES = "takes several choices at each step"
+SEVERAL_CHOICES = "takes several choices at each step"
 REFUSED = [
     (
         "odd_environments:Odd/ImageAndVector-v0",
@@ -59,9 +60,14 @@ REFUSED = [
     ("odd_environments:Odd/Stacked-v0", r"several images at once, of shape \(4, 12, 12, 3\); .* --env.stack"),
     ("odd_environments:Odd/Graph-v0", r"shows net \(Graph\), which Gymnasium does not flatten"),
     ("odd_environments:Odd/Sequence-v0", "shows Sequence, which Gymnasium does not flatten"),
-    ("odd_environments:Odd/ManyActions-v0", SIX_CHOICES),
-    ("odd_environments:Odd/Buttons-v0", SIX_CHOICES),
+    ("odd_environments:Odd/ManyActions-v0", SEVERAL_CHOICES),
+    ("odd_environments:Odd/Buttons-v0", SEVERAL_CHOICES),
     ("odd_environments:Odd/Continuous-v0", "has continuous actions"),
+    pytest.param(
+        "MiniGrid-Empty-5x5-v0", r"shows image \(7x7x3\) beside direction, mission, but", marks=needs("minigrid")
+    ),
+    pytest.param("VizdoomBasic-v1", r"shows screen \(240x320x3\) beside", marks=needs("vizdoom")),
+    pytest.param("VizdoomBasic-MultiBinary-v1", SEVERAL_CHOICES, marks=needs("vizdoom")),
     ("Pendulum-v1", "has continuous actions"),
     ("MountainCarContinuous-v0", "has continuous actions"),
     ("CartPoll-v1", "unknown Gymnasium environment 'CartPoll-v1'; did you mean CartPole-v1"),

@@ -34,6 +34,17 @@ def test_small_images_are_seen_pixel_by_pixel(size: tuple[int, int]) -> None:
     assert fitted_convolutions(*size) == (Convolution(16, 3), Convolution(32, 3))
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "kernels"),
+    [(1, 12, (3, 3)), (13, 27, (4, 3)), (28, 35, (4, 4, 3)), (36, 55, (8, 3)), (56, 115, (8, 4, 3))],
+)
+def test_sizes_are_those_of_the_table_in_the_documents(least: int, most: int, kernels: tuple[int, ...]) -> None:
+    for size in (least, most):
+        for layers in (fitted_convolutions(size, 1), fitted_convolutions(1, size)):
+            assert tuple(layer.kernel for layer in layers) == kernels
+    assert len(fitted_convolutions(116, 116)) == 4
+
+
 @settings(max_examples=150, deadline=None)
 @given(height=st.integers(1, 700), width=st.integers(1, 700))
 def test_every_size_fits_and_is_made_small(height: int, width: int) -> None:
