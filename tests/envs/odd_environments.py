@@ -67,4 +67,6 @@ class FewTorques(gymnasium.ActionWrapper):
         return np.array([(-2.0, 0.0, 2.0)[action]])
 
 
-gymnasium.register("Odd/FewTorques-v0", entry_point=lambda: FewTorques(gymnasium.make("Pendulum-v1")))
+gymnasium.register(
+    "Odd/FewTorques-v0", entry_point=lambda **options: FewTorques(gymnasium.make("Pendulum-v1", **options))
+)

@@ -73,7 +73,6 @@ REFUSED = [
     ("CartPoll-v1", "unknown Gymnasium environment 'CartPoll-v1'; did you mean CartPole-v1"),
     ("Taxi-v3", "is out of date: .* Please use `Taxi-v4`"),
     ("Nobody/Knows-v0", "nobody has registered 'Nobody/Knows-v0'; .* --env.id module:Nobody/Knows-v0"),
-    ("ALE/Pong-v5", "is an Atari game; use a preset"),
 ]
 
 
