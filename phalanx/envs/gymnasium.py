@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.config import GymnasiumConfig
+from phalanx.envs.given import make_env
 from phalanx.envs.layout import frame_layout
 from phalanx.envs.packages import register, unregistered
 from phalanx.envs.rewards import REWARDS
@@ -27,8 +28,8 @@ LONGEST_REPLAY = 100_000  # steps of an episode that a resumed run plays again: 
 FASTEST_FPS = 1_000  # no environment is meant to be watched at more
 
 
-def make(name: str) -> Any:
-    """A new Gymnasium environment, able to render where it knows how to."""
+def make(name: str, **arguments: Any) -> Any:
+    """A new environment that is registered with Gymnasium, able to render where it knows how to."""
     try:
         import gymnasium
     except ImportError:
@@ -38,11 +39,11 @@ def make(name: str) -> Any:
     errors = gymnasium.error
     try:
         try:
-            return _made(name)
+            return _made(name, arguments)
         except errors.UnregisteredEnv:
             if not register(name):
                 raise
-            return _made(name)
+            return _made(name, arguments)
     except errors.UnregisteredEnv:
         raise unregistered(name, gymnasium.registry) from None
     except errors.DeprecatedEnv as error:
@@ -53,13 +54,13 @@ def make(name: str) -> Any:
         raise UserError(f"the Gymnasium environment '{name}' cannot be made: {in_words(error)}") from error
 
 
-def _made(name: str) -> Any:
+def _made(name: str, arguments: dict[str, Any]) -> Any:
     import gymnasium
 
-    env = gymnasium.make(name, disable_env_checker=True)
-    if "rgb_array" in env.metadata.get("render_modes", ()):
+    env = gymnasium.make(name, disable_env_checker=True, **arguments)
+    if "rgb_array" in env.metadata.get("render_modes", ()) and "render_mode" not in arguments:
         env.close()
-        env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
+        env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array", **arguments)
     return env
 
 
@@ -69,7 +70,7 @@ class GymnasiumEnv:
     def __init__(self, config: GymnasiumConfig, seed: np.random.SeedSequence) -> None:
         self._config = config
         self._seed = seed
-        self._env = make(config.id)
+        self._env = make_env(config, make)
         self._twin: Any = None
         self._prepared: np.ndarray | None = None  # first frame of the next episode, which the twin holds
         self._episode = -1
@@ -78,9 +79,9 @@ class GymnasiumEnv:
         self._score = 0.0  # and its score
         self.heartbeat: Callable[[], None] = lambda: None
         self._shape_reward = REWARDS[config.reward]
-        actions = _action_space(self._env, config.id)
-        self._first_action = int(actions.start)
-        self.layout = layout = frame_layout(getattr(self._env, "observation_space", None), config.id)
+        actions = _action_space(self._env, config.name)
+        self.first_action = int(actions.start)
+        self.layout = layout = frame_layout(getattr(self._env, "observation_space", None), config.name)
         self.spec = EnvSpec(
             layout.frame_shape, layout.frame_dtype, int(actions.n), bounds=layout.bounds, meaning=layout.meaning
         )
@@ -106,7 +107,7 @@ class GymnasiumEnv:
         """Reset the twin to the beginning of the next episode."""
         if self._prepared is None:
             if self._twin is None:
-                self._twin = make(self._config.id)
+                self._twin = make_env(self._config, make)
             observation, _ = self._twin.reset(seed=self._episode_seed(self._episode + 1))
             self._prepared = self.layout.frame(observation)
 
@@ -160,7 +161,7 @@ class GymnasiumEnv:
         self._steps, self._actions, self._score = 0, [], 0.0
 
     def _advance(self, action: int) -> tuple[Any, float, bool, bool]:
-        observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        observation, reward, terminated, truncated, _ = self._env.step(action + self.first_action)
         self._steps += 1
         if self._steps <= LONGEST_REPLAY:
             self._actions.append(action)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.config import ModelConfig
 from phalanx.errors import unknown
+from phalanx.given import is_code, spoken
 from phalanx.types import EnvSpec
 
 
@@ -108,6 +109,8 @@ def hidden_width(config: ModelConfig, spec: EnvSpec) -> int:
 
 def describe(config: ModelConfig, spec: EnvSpec) -> str:
     """The torso in words, and why it is this one where that was left open."""
+    if is_code(config.torso):
+        return f"{spoken(config.torso)}, code of your own"
     torso, hidden = chosen_torso(config, spec), hidden_width(config, spec)
     if torso == "mlp":
         why = " (auto: frames are vectors)" if config.torso == "auto" else ""

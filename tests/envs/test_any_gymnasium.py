@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
+import phalanx
 from phalanx.cli.main import main
 from whole_runs import newest, same
 
@@ -110,8 +112,37 @@ def test_a_run_on_flattened_observations_is_resumed_exactly(train: Any, resume: 
     assert same(newest(tmp_path / "whole").weights, newest(tmp_path / "parts").weights)
 
 
+@pytest.mark.parametrize(
+    ("id", "wrapper"),
+    [
+        ("odd_environments:Odd/ImageAndVector-v0", "phalanx.envs.wrappers:image_only"),
+        pytest.param("MiniGrid-Empty-5x5-v0", "minigrid.wrappers:ImgObsWrapper", marks=needs("minigrid")),
+    ],
+)
+def test_a_wrapper_leaves_the_image(train: Any, id: str, wrapper: str) -> None:
+    assert train(*A2C, "--env.id", id, "--env.wrap", wrapper, steps=64) == 0
+
+
+@pytest.mark.parametrize("name", ["Dict", "Tuple", "MultiDiscrete", "FloatImage", "OnlyImage"])
+def test_an_agent_acts_on_raw_observations(train: Any, tmp_path: Path, name: str) -> None:
+    id = f"odd_environments:Odd/{name}-v0"
+    assert train(*A2C, "--env.id", id, steps=32) == 0
+    environments = gymnasium.make_vec(id, 3, vectorization_mode="sync")
+    with phalanx.load(tmp_path / "run", greedy=True) as agent:
+        observations, _ = environments.reset(seed=1)
+        actions = agent.act(observations)
+        agent.reset()
+        alone = gymnasium.make(id)
+        for row, action in enumerate(actions):
+            assert agent.act(alone.reset(seed=1 + row)[0]) == action and alone.action_space.contains(action)
+            agent.reset()
+
+
 @pytest.mark.parametrize(("id", "sentence"), REFUSED)
-def test_others_are_refused_with_one_sentence(capsys: Any, id: str, sentence: str) -> None:
+def test_others_are_refused_with_one_sentence(
+    tmp_path: Path, monkeypatch: Any, capsys: Any, id: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some leave files where they are
     assert main(["plan", "a2c-gym", "--env.id", id]) == 2
     told = capsys.readouterr().err
     assert re.search(sentence, told) and len(told.strip().splitlines()) == 1
