@@ -50,6 +50,7 @@ class Cluster:
     bound: int = 0  # a gradient is dropped if it is so many updates old; 0: none
     turn: float = math.inf  # seconds after which a worker tells the driver what it has done
     tell: float = 0.0  # the driver's time to take that in
+    tell_each: float = 0.0  # and for each worker, because it adds up what all have done
     credits: int = 2  # turns that a worker may have begun before the driver took one in
 
     @property
@@ -66,6 +67,11 @@ class Cluster:
     def whole_on_link(self) -> float:
         """Seconds that all parameters occupy the link of a worker."""
         return 0.0 if self.one_host else self.size * self.width / self.bandwidth
+
+    @property
+    def telling(self) -> float:
+        """The driver's time for a turn."""
+        return self.tell + self.workers * self.tell_each
 
     @property
     def call_time(self) -> float:
@@ -223,7 +229,7 @@ class Running:
 
     def tell(self, worker: Doing, credits: list[int], waits: list[bool]) -> Doing:
         """The driver takes a turn in, and asks for another one."""
-        yield from self.stations["driver"].serve(self.cluster.tell)
+        yield from self.stations["driver"].serve(self.cluster.telling)
         credits[0] += 1
         if waits[0]:
             waits[0] = False
@@ -354,6 +360,6 @@ def limits(cluster: Cluster) -> dict[str, float]:
     processor = cluster.call + cluster.slice * applied
     if not cluster.one_host:
         processor += 2 * cluster.call + cluster.slice * cluster.copy + cluster.polls / cluster.gradients * cluster.call
-    driver = cluster.tell * cluster.round_time / max(cluster.turn, cluster.round_time) / cluster.gradients
+    driver = cluster.telling * cluster.round_time / max(cluster.turn, cluster.round_time) / cluster.gradients
     seconds = {"inward": cluster.on_link, "processor": processor, "outward": cluster.on_link, "driver": driver}
     return {name: 1 / each if each else math.inf for name, each in seconds.items()}
