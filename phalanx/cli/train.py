@@ -45,6 +45,7 @@ def train_on(experiment: Experiment, screen: Screen) -> int:
 
         screen.doing("probing the environment and the machine")
         experiment = resolve_replicas(experiment)
+        check_cluster(experiment)
         check_pieces(experiment, None if prestarted is None else prestarted.spec.seen)
         if prestarted is not None and choose_compute(experiment.run).device.type != "cuda":
             prestarted.close()  # torch cannot use the GPU: they would only be in the way
@@ -58,6 +59,14 @@ def train_on(experiment: Experiment, screen: Screen) -> int:
     finally:
         if prestarted is not None:
             prestarted.close()
+
+
+def check_cluster(experiment: Experiment) -> None:
+    """A cluster that is to be joined must be there, before a run directory is."""
+    if address := getattr(experiment.topology, "address", ""):
+        from phalanx.cluster.engine import check_address
+
+        check_address(address)
 
 
 def resume(arguments: list[str]) -> int:
@@ -76,6 +85,7 @@ def resume(arguments: list[str]) -> int:
         from phalanx.topologies import torchrun
 
         return torchrun.train(launch, experiment, directory)
+    check_cluster(experiment)
     checkpoints = run_checkpoints(experiment, directory, tell)
     with locked(directory):
         loaded = checkpoints.load()
