@@ -28,6 +28,9 @@ from phalanx.runtime.signals import STOPS
 STORE = 80 << 20  # bytes of the local object store; Ray takes no less than 75 MiB
 ROOM = 1 << 16  # processes a local Ray may hold at once; the machine sets the limit, not a count
 JANITOR_SECONDS = 15.0  # that it may take
+NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
+"""Of a Ray node: what starts processes for jobs that are handed in, for further nodes and for logs on the driver's
+terminal. A run needs none of them, and they take 250 MB and some seconds."""
 REACH_SECONDS = 5.0  # within which the head of a cluster must accept a connection
 JOIN_TRIES = "5"  # a second each, until the head of a cluster has answered
 QUIET = {
@@ -112,7 +115,7 @@ def _local(ray: Any) -> Iterator[None]:
     )
     os.environ.update(changed)
     try:
-        with _signals_kept():
+        with _signals_kept(), _needless_left_out():
             try:
                 ray.init(
                     num_cpus=ROOM,
@@ -158,6 +161,20 @@ def store_directory(otherwise: str) -> str:
 def _shut_down(ray: Any) -> None:
     with contextlib.suppress(Exception):  # of a Ray that is broken the janitor takes care
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _needless_left_out() -> Iterator[None]:
+    """Ray has no option for it."""
+    node = sys.modules["ray._private.node"].Node  # type: ignore[attr-defined]
+    kept = {name: getattr(node, name) for name in NEEDLESS if hasattr(node, name)}
+    try:
+        for name in kept:
+            setattr(node, name, lambda *_, **__: None)
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
 
 
 @contextlib.contextmanager
