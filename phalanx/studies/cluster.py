@@ -295,7 +295,7 @@ def why(row: Row, cluster: Cluster) -> str:
     """Where it stops scaling, in words."""
     station = max(WHY, key=lambda name: row[f"{name}_busy"])
     share = row[f"{station}_busy"]
-    if share > WORTH:
+    if share > WORTH or not cluster.quorum:
         reason = f"{WHY[station]} ({share:.0%} of the time)"
     elif row["dropped"] > 1 - WORTH:
         reason = f"{row['dropped']:.0%} of the gradients are dropped"

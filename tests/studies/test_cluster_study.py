@@ -77,8 +77,9 @@ def test_the_reason_is_named():
     cluster = Cluster(workers=8, learn=1e-3, call=1e-3, one_host=True)
     busy = why({**row, "processor_busy": 0.99}, cluster)
     assert "the processors of the parameter servers are busy" in busy and "1,000 gradients/s" in busy
-    assert "wait for each other" in why({**row, "processor_busy": 0.2}, cluster)
-    assert "are dropped" in why({**row, "processor_busy": 0.2, "dropped": 0.4}, cluster)
+    together = Cluster(workers=8, quorum=8, learn=1e-3, call=1e-3, one_host=True)
+    assert "wait for each other" in why({**row, "processor_busy": 0.2}, together)
+    assert "are dropped" in why({**row, "processor_busy": 0.2, "dropped": 0.4}, together)
 
 
 @pytest.mark.parametrize(
