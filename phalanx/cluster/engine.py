@@ -166,7 +166,7 @@ def _shut_down(ray: Any) -> None:
 @contextlib.contextmanager
 def _needless_left_out() -> Iterator[None]:
     """Ray has no option for it."""
-    node = sys.modules["ray._private.node"].Node  # type: ignore[attr-defined]
+    node = sys.modules["ray._private.node"].Node
     kept = {name: getattr(node, name) for name in NEEDLESS if hasattr(node, name)}
     try:
         for name in kept:
