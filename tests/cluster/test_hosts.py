@@ -69,8 +69,8 @@ def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place):
     import_ray()
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": STORE}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    node = {"num_cpus": 1, "object_store_memory": STORE, "include_log_monitor": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "no_monitor": True})
     try:
         leaving = cluster.add_node(**node)
 
