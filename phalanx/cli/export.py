@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.play import GameOptions, drawn, load_policy, not_negative, positive
 from phalanx.config.flags import parse_options
-from phalanx.config.stored import existing_run
 from phalanx.errors import EnvironmentFailed, RunError, UserError, require, tell
 
 if TYPE_CHECKING:
