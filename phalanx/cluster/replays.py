@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
+from phalanx.cluster.watched import GONE
 from phalanx.config import DQNConfig
 from phalanx.replay.shards import Holding, ReplayShard
 from phalanx.types import EnvSpec
@@ -58,7 +58,7 @@ def get(call: Any) -> Any:
     """The answer, or None of a shard that is gone for the moment."""
     try:
         return ray.get(call, timeout=CALL_TIMEOUT)
-    except (RayActorError, GetTimeoutError):
+    except GONE:
         return None
 
 

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
 from phalanx.cluster.server import ShardOrder, ShardServer
 from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
-from phalanx.cluster.watched import Watched
+from phalanx.cluster.watched import GONE, Watched
 from phalanx.parameters.client import Shards
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
@@ -30,11 +29,11 @@ class Server(ShardServer):
         super().__init__(order, self._send_copy, self._fetch_copy)
 
     def _send_copy(self, shard: int, state: Kept) -> None:
-        with contextlib.suppress(RayActorError, GetTimeoutError):
+        with contextlib.suppress * GONE:
             ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
 
     def _fetch_copy(self, shard: int) -> Kept | None:
-        with contextlib.suppress(RayActorError, GetTimeoutError):
+        with contextlib.suppress * GONE:
             copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
             return copy
         return None

@@ -1,4 +1,4 @@
-"""A process that Ray starts again when it dies: whoever looks learns that it did."""
+"""Processes that die: how Ray says so, and how to learn of one that Ray starts again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
 
+GONE = (RayActorError, GetTimeoutError, ObjectLostError, NodeDiedError)
+"""What a call raises whose process, or the host that held its answer, is gone for the moment."""
 LOOK = 1.0  # seconds between two looks
 
 
@@ -31,7 +33,7 @@ class Watched:
         call, self.call, self.looked = self.call, None, time.monotonic()
         try:
             process = ray.get(call)
-        except RayActorError:
+        except GONE:
             return False
         before, self.process = self.process, process
         return before not in (0, process)
