@@ -29,11 +29,11 @@ class Server(ShardServer):
         super().__init__(order, self._send_copy, self._fetch_copy)
 
     def _send_copy(self, shard: int, state: Kept) -> None:
-        with contextlib.suppress * GONE:
+        with contextlib.suppress(*GONE):
             ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
 
     def _fetch_copy(self, shard: int) -> Kept | None:
-        with contextlib.suppress * GONE:
+        with contextlib.suppress(*GONE):
             copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
             return copy
         return None

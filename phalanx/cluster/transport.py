@@ -15,7 +15,7 @@ import ray
 from torch import Tensor
 
 from phalanx.cluster.server import Description, InBlock, packed, unpacked, with_arrays, with_tensors
-from phalanx.cluster.watched import GONE
+from phalanx.cluster.watched import GONE, raise_if_hopeless
 from phalanx.errors import RunError
 from phalanx.parameters.blocks import SharedBlock
 from phalanx.parameters.shards import SLOTS, Receipt, readable
@@ -65,7 +65,8 @@ class RayShards:
             for number, call in calls.items():
                 try:
                     receipt = ray.get(call, timeout=CALL_TIMEOUT + patience)
-                except GONE:
+                except GONE as error:
+                    raise_if_hopeless(error, f"parameter server {number}")
                     again.append(number)
                     continue
                 if receipt is None:  # it cannot map the block: it is on another host, or in another container
@@ -175,6 +176,7 @@ class RayShards:
                 try:
                     answers[number] = ray.get(one, timeout=CALL_TIMEOUT)
                 except GONE as error:
+                    raise_if_hopeless(error, f"parameter server {number}")
                     if time.monotonic() > deadline:
                         raise RunError(f"parameter server {number} did not come back within {RECOVERY:g} s") from error
             if len(answers) < len(numbers):

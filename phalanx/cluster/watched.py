@@ -8,9 +8,18 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
 
+from phalanx.errors import RunError
+
 GONE = (RayActorError, GetTimeoutError, ObjectLostError, NodeDiedError)
 """What a call raises whose process, or the host that held its answer, is gone for the moment."""
+
 LOOK = 1.0  # seconds between two looks
+
+
+def raise_if_hopeless(error: Exception, who: str) -> None:
+    """A process that fails when it starts will not come back: say why, instead of waiting for it."""
+    if getattr(error, "actor_init_failed", False):
+        raise RunError(f"{who} could not be started: {error}") from None
 
 
 class Watched:

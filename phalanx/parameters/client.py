@@ -43,7 +43,7 @@ class Shards(Protocol):
         has that step no longer."""
 
     def versions(self) -> list[int]:
-        """Of the newest parameters of each."""
+        """Of the newest parameters of each; -1 of a shard that was lost and has come back, until it is read."""
 
     def states(self) -> list[dict[str, Any]]: ...
 
@@ -157,7 +157,7 @@ class ShardedStore:
         """The newest parameters; from shards that make steps together those of one step."""
         started = time.perf_counter()
         own = parameters is self.parameters
-        if not (own and self.shards.versions() == self.seen):
+        if not (own and min(self.seen) >= 0 and self.shards.versions() == self.seen):
             versions = self._read(parameters.flat)
             if self.bfloat16:
                 parameters.flat.copy_(parameters.flat.bfloat16())
