@@ -175,13 +175,13 @@ class ShardServer:
 def with_arrays(state: dict[str, Any]) -> Kept:
     """Arrays travel without a copy, tensors do not; and who keeps them needs no torch."""
     rule = {name: value.numpy() for name, value in state["rule"].items()}
-    seen = {worker: (number, verdict.value) for worker, (number, verdict) in state["seen"].items()}
+    seen = {worker: (number, verdict.value) for worker, (number, verdict) in state.get("seen", {}).items()}
     return {**state, "values": state["values"].numpy(), "rule": rule, "seen": seen}
 
 
 def with_tensors(state: Kept) -> dict[str, Any]:
     rule = {name: torch.from_numpy(np.array(value)) for name, value in state["rule"].items()}
-    seen = {worker: (number, Verdict(verdict)) for worker, (number, verdict) in state["seen"].items()}
+    seen = {worker: (number, Verdict(verdict)) for worker, (number, verdict) in state.get("seen", {}).items()}
     return {**state, "values": torch.from_numpy(np.array(state["values"])), "rule": rule, "seen": seen}
 
 

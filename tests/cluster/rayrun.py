@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from pathlib import Path
 
 MARK = "PHALANX_TEST_RUN"
 ROOT = Path(__file__).parents[2]
+SCRATCH = tempfile.mkdtemp(prefix="r", dir="/tmp")  # of these runs alone; Ray wants a short path
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
 
 class RayRun:
@@ -26,7 +30,7 @@ class RayRun:
         command = [sys.executable, "-m", "phalanx", "train", *arguments, "--run.name", "run"]
         command += ["--run.directory", str(directory), "--run.log-every", "0.5"]
         self.output = (directory / "output").open("w+")
-        environment = {**os.environ, MARK: self.mark, **(environment or {})}
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": SCRATCH, **(environment or {})}
         self.driver = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -114,4 +118,4 @@ def kill(process):
 
 
 def ray_directories():
-    return set(Path(tempfile.gettempdir()).glob("phalanx-*"))
+    return set(Path(SCRATCH).glob("phalanx-*"))

@@ -25,7 +25,9 @@ from phalanx.types import Progress
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def quick(monkeypatch):
+    """One thread, and nobody sleeps who has nothing to do."""
+    monkeypatch.setattr("phalanx.topologies.roles.IDLE", 0.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
