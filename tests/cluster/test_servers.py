@@ -25,6 +25,7 @@ ray = pytest.importorskip("ray")
 CONFIG = OptimizerConfig(rule="adagrad", epsilon=1e-3, clip="global", clip_norm=0.5)
 EVERY = 5  # updates between two copies to the standby
 SIZE = 1_003
+PARTS = cut(SIZE, 3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,23 +36,8 @@ def one_ray():
         yield
 
 
-@pytest.fixture
-def servers():
-    """Three of them around the parameters of `model`."""
-    from phalanx.cluster.server import ShardOrder, with_arrays
-    from phalanx.cluster.servers import start_servers
-
-    flat, rule, parts = FlatParameters(model()).flat, make_rule(CONFIG), cut(SIZE, 3)
-    begun = states_of(flat, {"version": 0, "rule": rule.init(SIZE)}, parts, rule)
-    orders = [ShardOrder(n, part.stop - part.start, CONFIG, snapshot_every=EVERY) for n, part in enumerate(parts)]
-    made = start_servers(orders, parts, [with_arrays(state) for state in begun], workers=4)
-    yield made
-    made.end()
-    gone()
-
-
 def gone():
-    """Wait until Ray has forgotten the standby: the next one has its name."""
+    """Wait until Ray has forgotten the standby of a run: the next one has its name."""
     from phalanx.cluster.servers import STANDBY
 
     deadline = time.monotonic() + 30
@@ -61,6 +47,53 @@ def gone():
         except ValueError:
             return
         time.sleep(0.02)
+
+
+def weights(run):
+    checkpoint = sorted((run / "checkpoints").glob("step-*"))[-1]
+    return load_file(checkpoint / "model.safetensors")
+
+
+def test_a_run_with_one_bundle_equals_serial(train, tmp_path, monkeypatch):
+    """A pull before each acting step, no bounds, AdaGrad on the servers: the same weights to the last bit."""
+    monkeypatch.setattr("phalanx.cluster.engine.running", contextlib.nullcontext)
+    adagrad = ("rule", "adagrad", "learning-rate", 0.02, "epsilon", 1e-3, "initial-accumulator", 0.01, "clip", "none")
+    flags = [f"--optimizer.{word}" if place % 2 == 0 else word for place, word in enumerate(adagrad)]
+    flags += ["--run.threads", 1, "--algorithm.target-clock", "updates", "--algorithm.target-every", 50]
+    gorila = ["--topology", "gorila", "--topology.bundles", 1, "--topology.shards", 3]
+    assert train("dqn-catch", *gorila, *flags, name="ours", steps=2_000) == 0
+    assert train("dqn-catch", "--topology", "serial", *flags, name="theirs", steps=2_000) == 0
+    ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    gone()
+
+
+def begun():
+    """What the servers begin with: the parameters of `model`."""
+    from phalanx.cluster.server import with_arrays
+
+    rule = make_rule(CONFIG)
+    store = {"version": 0, "rule": rule.init(SIZE)}
+    return [with_arrays(state) for state in states_of(FlatParameters(model()).flat, store, PARTS, rule)]
+
+
+@pytest.fixture(scope="module")
+def same_servers():
+    from phalanx.cluster.server import ShardOrder
+    from phalanx.cluster.servers import start_servers
+
+    orders = [ShardOrder(n, part.stop - part.start, CONFIG, snapshot_every=EVERY) for n, part in enumerate(PARTS)]
+    made = start_servers(orders, PARTS, begun(), workers=4)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def servers(same_servers):
+    """Three of them, as they were at their beginning."""
+    ray.get([handle.restore.remote(s) for handle, s in zip(same_servers.handles, begun(), strict=True)], timeout=60)
+    return same_servers
 
 
 def model():
@@ -172,23 +205,3 @@ class ShardState:
     def state(self):
         rule = make_rule(CONFIG).init(self.part.stop - self.part.start)
         return {"version": 7, "values": self.store.parameters.flat[self.part].clone(), "rule": rule, "seen": {}}
-
-
-def weights(run):
-    checkpoint = sorted((run / "checkpoints").glob("step-*"))[-1]
-    return load_file(checkpoint / "model.safetensors")
-
-
-def test_a_run_with_one_bundle_equals_serial(train, tmp_path, monkeypatch):
-    """A pull before each acting step, no bounds, AdaGrad on the servers: the same weights to the last bit."""
-    monkeypatch.setattr("phalanx.cluster.engine.running", contextlib.nullcontext)
-    adagrad = ("rule", "adagrad", "learning-rate", 0.02, "epsilon", 1e-3, "initial-accumulator", 0.01, "clip", "none")
-    flags = [f"--optimizer.{word}" if place % 2 == 0 else word for place, word in enumerate(adagrad)]
-    flags += ["--run.threads", 1, "--algorithm.target-clock", "updates", "--algorithm.target-every", 50]
-    gorila = ["--topology", "gorila", "--topology.bundles", 1, "--topology.shards", 3]
-    assert train("dqn-catch", *gorila, *flags, name="ours", steps=2_000) == 0
-    gone()
-    assert train("dqn-catch", "--topology", "serial", *flags, name="theirs", steps=2_000) == 0
-    ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
