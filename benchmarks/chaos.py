@@ -3,9 +3,9 @@
 python benchmarks/chaos.py [--preset NAME] [--kills N] [--seed N] [-- FLAGS of phalanx train]
 
 Each kill is a SIGKILL of a process of the next kind: actors, bundles, learners or workers (`ray::Host`), replay shards,
-parameter servers, their standby. The run has recovered when it has named the death, and has then made further updates;
-it must within 30 s. In the end the run is interrupted (or killed, with `--end kill`), and must leave finite parameters,
-no process and no directory of Ray. The short form is `tests/cluster/test_chaos.py`.
+parameter servers, their standby. The run has recovered when it has named the death, the successor is ready, and further
+updates were made; it must within 30 s. In the end the run is interrupted (or killed, with `--end kill`), and must leave
+finite parameters, no process and no directory of Ray. The short form is `tests/cluster/test_chaos.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def torment(run: RayRun, options: argparse.Namespace, chance: random.Random) -> 
         time.sleep(chance.uniform(0.5, options.pause))
         kind = kinds[number % len(kinds)]
         said = run.events().count(KINDS[kind])
-        victims = sorted(run.processes(kind))
+        victims = sorted(ready(run, kind))
         if not victims:
             print(f"{kind}: nobody there")
             continue
@@ -82,12 +82,22 @@ def torment(run: RayRun, options: argparse.Namespace, chance: random.Random) -> 
         started = time.monotonic()
         run.wait_for_event(KINDS[kind], said + 1)
         named = time.monotonic() - started
+        wait_for_successor(run, kind, len(victims))
         run.wait_for_updates(UPDATES)
         times[kind].append(time.monotonic() - started)
         print(
             f"{number + 1:4} {kind:18} named after {named:5.1f} s, recovered after {times[kind][-1]:5.1f} s", flush=True
         )
     return times
+
+
+def ready(run: RayRun, kind: str) -> set[int]:
+    """Processes of a kind that are at work, or wait for it; those that start are not."""
+    return set(run.processes(kind)) - set(run.processes(f"{kind}.__init__"))
+
+
+def wait_for_successor(run: RayRun, kind: str, many: int) -> None:
+    run.wait(lambda: len(ready(run, kind)) >= many, f"no successor of {kind}")
 
 
 def end(run: RayRun, how: str) -> list[str]:

@@ -18,6 +18,7 @@ back with the copy its standby has.
 from __future__ import annotations
 
 from functools import partial
+
 from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.build import make_model
