@@ -101,6 +101,7 @@ class Fleet:
         self.counts: dict[int, dict[str, int]] = {}
         self.replays = [Watched(handle) for handle in replays]
         self.version = 0
+        self.given: set[int] = set()  # parameter servers that had to be given parameters, and have not come back yet
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
         self.servers: Servers | None = None
@@ -258,7 +259,7 @@ class Fleet:
         assert isinstance(shards, RayShards) and self.servers is not None
         shards.look()
         if self.servers.look_after_standby():
-            self.event("the standby of the parameter servers died and came back; it has copies of all of them again")
+            self.event("the standby of the parameter servers died and came back; it gets copies of all of them")
         for place, replay in enumerate(self.replays):
             if replay.came_back():
                 self.event(f"replay shard {place} died and came back empty")
@@ -268,9 +269,12 @@ class Fleet:
             with contextlib.suppress(*GONE):  # one that died again is found again
                 ray.get(self.servers.handles[shard].restore.remote(copies[shard]), timeout=STATE_TIMEOUT)
             shards.ignorant.discard(shard)
-        sentences, shards.came_back = shards.came_back, []
-        for sentence in sentences:
-            self.event(f"{sentence} (at most {self.topology.snapshot_every} can be)")
+            self.given.add(shard)
+        came_back, shards.came_back = shards.came_back, {}
+        for shard, sentence in came_back.items():
+            bound = "" if shard in self.given else f" (at most {self.topology.snapshot_every} can be)"
+            self.given.discard(shard)
+            self.event(sentence + bound)
             if self.quorum:
                 self.servers.set_quorum(self.present_quorum)
 

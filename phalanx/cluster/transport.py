@@ -39,7 +39,7 @@ class RayShards:
         self.blocks: list[SharedBlock | None] = [None for _ in parts]
         self.incarnations = [0] * len(parts)
         self.refused = [False] * len(parts)  # can the shard not map this process's block?
-        self.came_back: list[str] = []  # what happened to servers, for whoever asks
+        self.came_back: dict[int, str] = {}  # servers that died -> what became of them, for whoever asks
         self.ignorant: set[int] = set()  # those that came back without a copy, and wait for parameters
         self.looked = time.monotonic()
         self.looking: dict[Any, int] = {}
@@ -128,7 +128,7 @@ class RayShards:
             self.ignorant.add(number)
             return
         if self.incarnations[number]:
-            self.came_back.append(self._account(number, description.began_with))
+            self.came_back[number] = self._account(number, description.began_with)
         self.incarnations[number] = description.incarnation
         self.blocks[number] = SharedBlock.open(description.block)
         self.refused[number] = False
