@@ -152,9 +152,8 @@ class Learning:
             time.sleep(IDLE)
         return self._done(report)
 
-    def state(self) -> dict[str, Any]:
-        """A successor begins with the newest parameters, which become its target network, too."""
-        return {"learner": self.learner.state(), "experience": {}, "sampling": None, "pending": None}
+    def state(self) -> None:
+        """Nothing: whoever goes on begins with the newest parameters, which become its target network, too."""
 
     def _may_learn(self) -> bool:
         steps = self.clocks.now().steps

@@ -19,6 +19,7 @@ from phalanx.parameters.local import LocalStore
 from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.parameters.shards import Verdict, cut
 from phalanx.types import Gradient
+from whole_runs import records
 
 ray = pytest.importorskip("ray")
 
@@ -54,7 +55,7 @@ def weights(run):
     return load_file(checkpoint / "model.safetensors")
 
 
-def test_a_run_with_one_bundle_equals_serial(train, tmp_path, monkeypatch):
+def test_a_run_with_one_bundle_equals_serial_and_goes_on_when_it_is_resumed(train, resume, tmp_path, monkeypatch):
     """A pull before each acting step, no bounds, AdaGrad on the servers: the same weights to the last bit."""
     monkeypatch.setattr("phalanx.cluster.engine.running", contextlib.nullcontext)
     adagrad = ("rule", "adagrad", "learning-rate", 0.02, "epsilon", 1e-3, "initial-accumulator", 0.01, "clip", "none")
@@ -66,6 +67,12 @@ def test_a_run_with_one_bundle_equals_serial(train, tmp_path, monkeypatch):
     ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    before = records(tmp_path / "ours")[-1]
+    gone()
+    assert resume("--run.steps", 2_500, name="ours") == 0
+    after = records(tmp_path / "ours")[-1]
+    assert 2_500 <= after["steps"] < 2_600
+    assert after["updates"] == after["version"] > before["updates"] > 150
     gone()
 
 
