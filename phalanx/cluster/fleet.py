@@ -183,7 +183,7 @@ class Fleet:
     def _hear(self, post: Post) -> Done | None:
         """What a member has done. One that failed for a reason ends the run; one that died is replaced."""
         try:
-            done: Done = ray.get(post.calls.pop(0))
+            done: Done = ray.get(post.calls.pop(0), timeout=STATE_TIMEOUT)  # it may lie on a host that is gone
         except GONE as error:
             self._replace(post, in_short(error))
             return None

@@ -156,7 +156,7 @@ class RayShards:
             for call in ready:
                 number = self.looking.pop(call)
                 try:
-                    self._connect(number, ray.get(call))
+                    self._connect(number, ray.get(call, timeout=CALL_TIMEOUT))
                 except GONE:
                     continue
         elif time.monotonic() - self.looked > LOOK:

@@ -14,6 +14,7 @@ GONE = (RayActorError, GetTimeoutError, ObjectLostError, NodeDiedError)
 """What a call raises whose process, or the host that held its answer, is gone for the moment."""
 
 LOOK = 1.0  # seconds between two looks
+ANSWER_TIMEOUT = 10.0  # seconds that an answer which is there may take to arrive
 
 
 def raise_if_hopeless(error: Exception, who: str) -> None:
@@ -41,7 +42,7 @@ class Watched:
             return False
         call, self.call, self.looked = self.call, None, time.monotonic()
         try:
-            process = ray.get(call)
+            process = ray.get(call, timeout=ANSWER_TIMEOUT)
         except GONE:
             return False
         before, self.process = self.process, process
