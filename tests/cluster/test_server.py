@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import pickle
 import subprocess
 import sys
@@ -165,7 +164,6 @@ def test_the_memory_of_workers_that_are_gone_is_given_back():
     alive = push(0)
     for worker in range(1, 20):
         push(worker)
-        gc.collect()
     assert server.shard.version == 20
     assert len(server.blocks) <= 2
     assert alive.address in server.blocks
