@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from phalanx.cluster.transport import RayShards
 from phalanx.cluster.watched import Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError
-from phalanx.parameters.client import ShardedStore, states_of
+from phalanx.parameters.client import ShardedStore, Whole, states_of
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
 from phalanx.parameters.shards import cut
@@ -44,6 +46,8 @@ CALLS = 2  # asked of a member at once, so that it never waits for the next one
 ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is named
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
 EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
+WORKER = "worker"  # a kind of member that makes steps together with the others of its kind; the first is their chief
+SILENCE = 15.0  # seconds after which a step no longer waits for a worker that does not answer
 LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the fleet's own store, which never pushes
 
@@ -205,9 +209,14 @@ class Fleet:
 
     def _replace(self, post: Post, words: str) -> None:
         """Name the death of a member and start a successor, whose environments play other games."""
+        was_chief = post is self.chief
         self.event(f"{post.name} died: {words}")
         with contextlib.suppress(Exception):
             ray.kill(post.handle)
+        post.begun = False
+        if was_chief:
+            successor = "the first worker that is back" if self.chief is None else self.chief.name
+            self.event(f"{post.name} was the chief; {successor} is from now on")
         self.gone = plus(self.gone, post.own)
         for name, count in self.counts.pop(self.posts.index(post), {}).items():
             self.counts_of_gone[name] = self.counts_of_gone.get(name, 0) + count
@@ -236,10 +245,13 @@ class Fleet:
         if not self.quorum:
             return
         assert self.servers is not None
-        workers = [post for post in self.posts if post.kind != EVALUATOR]
+        workers = [post for post in self.posts if post.kind == WORKER]
         starting = not any(post.begun for post in workers) or not self.births
         now = time.monotonic()
-        alive = sum(post.begun or (starting and now - post.born < ROOM_SECONDS) for post in workers)
+        alive = sum(
+            now - post.heard < SILENCE if post.begun else starting and now - post.born < ROOM_SECONDS
+            for post in workers
+        )
         wanted = max(1, min(self.quorum, alive))
         if wanted == self.present_quorum:
             return
@@ -251,6 +263,23 @@ class Fleet:
         self.event(f"{alive} workers are alive: a step takes the gradients of {wanted} from now on")
         self.present_quorum = wanted
         self.servers.set_quorum(wanted)
+
+    @property
+    def chief(self) -> Post | None:
+        """The worker that has checkpoints made: the first one that has answered. When it dies the next one is."""
+        return next((post for post in self.posts if post.kind == WORKER and post.begun), None)
+
+    def _whole(self) -> Whole:
+        """What the parameter servers have, from the chief; from the servers themselves where there is none."""
+        while (chief := self.chief) is not None:
+            try:
+                values, state = ray.get(chief.handle.whole.remote(), timeout=STATE_TIMEOUT)
+            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+                self._replace(chief, in_short(error))
+                continue
+            rule = {name: torch.from_numpy(np.array(value)) for name, value in state["rule"].items()}
+            return Whole(torch.from_numpy(np.array(values)), {**state, "rule": rule})
+        return self._own_store().whole()
 
     def _look_after_servers(self) -> None:
         """Name those that died and came back; give one that has lost its standby, too, what the run knows of it."""
@@ -324,16 +353,17 @@ class Fleet:
 
     def snapshot(self, with_envs: bool = True) -> Snapshot:
         """The parameter servers as they are, and each member after the iteration it is at."""
-        weights = self.weights()
         rule = make_rule(self.experiment.optimizer)
         store = self.saved_store or {"version": 0, "rule": rule.init(self.model.flat.numel())}
         replicas: list[dict[str, Any]] = [EMPTY for _ in self.posts]
-        with_envs = with_envs and not self.quorum  # a member that waits for a step of others cannot answer
         if self.servers is not None:
-            self.saved_store = store = self._own_store().state()
+            values, store = self._whole()
+            self.model.flat.copy_(values)
+            self.model.refresh()
+            self.saved_store = store
             if with_envs:
                 replicas = self._member_states()
-        return Snapshot(weights, self.progress, store, replicas)
+        return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         """Before `start`."""

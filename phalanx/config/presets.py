@@ -378,12 +378,13 @@ DBA3C = Experiment(
     optimizer=OptimizerConfig(
         rule="adam-tf", learning_rate=0.001, beta1=0.8, beta2=0.75, epsilon=1e-8, clip="average", clip_norm=0.1
     ),
-    sampler=SamplerConfig(environments=512, horizon=4),
-    topology=DBA3CConfig(workers=64, shards=4, quorum=0.94, evaluate_every=1_000, cores=12),
+    sampler=SamplerConfig(environments=640, horizon=5),
+    topology=DBA3CConfig(
+        workers=64, predictors=3, prediction_batch=16, batch=32, shards=4, quorum=0.94, evaluate_every=1_000, cores=12
+    ),
     run=RunConfig(steps=100_000_000, eval_games=50, target_score=300.0),
 )
-"""64 workers with batches of 32: here 8 environments by 4 steps, in lock step, where the paper has 10 free-running ones
-with 5-step returns. 60 of 64 gradients make a step, as in the paper's best run."""
+"""64 workers with 10 simulators and batches of 32 each; 60 of 64 gradients make a step, as in the paper's best run."""
 
 DBA3C_LOCAL = dataclasses.replace(
     DBA3C,
@@ -391,7 +392,7 @@ DBA3C_LOCAL = dataclasses.replace(
     model=ModelConfig(torso="nips"),
     algorithm=A2CConfig(discount=0.95, gae_lambda=0.95, value_coef=0.5, entropy_coef=0.002),
     sampler=SamplerConfig(environments=16, horizon=16, decorrelation=500),
-    topology=DBA3CConfig(workers=2, shards=2, quorum=1.0, evaluate_every=2_000),
+    topology=DBA3CConfig(workers=2, agents=1, batch=128, shards=2, quorum=1.0, evaluate_every=2_000),
     run=RunConfig(steps=2_000_000, eval_games=10, target_score=18.0),
 )
 """The rule and the topology of the paper with the network and the discount that learn Pong on two cores."""
@@ -401,7 +402,7 @@ DBA3C_CATCH = dataclasses.replace(
     optimizer=OptimizerConfig(
         rule="adam-tf", learning_rate=3e-3, beta1=0.8, beta2=0.75, epsilon=1e-8, clip="average", clip_norm=0.1
     ),
-    topology=DBA3CConfig(workers=2, shards=2, quorum=1.0, evaluate_every=500),
+    topology=DBA3CConfig(workers=2, agents=1, batch=32, shards=2, quorum=1.0, evaluate_every=500),
     run=RunConfig(steps=80_000, threads=1, eval_games=20),
 )
 
