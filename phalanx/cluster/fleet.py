@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from phalanx.cluster.member import Done, Host, MemberOrder
-from phalanx.cluster.server import ShardOrder, with_arrays
+from phalanx.cluster.quorum import SILENCE, Quorum
+from phalanx.cluster.server import ShardOrder, with_arrays, with_tensors
 from phalanx.cluster.servers import Servers, start_servers
 from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
@@ -47,7 +46,6 @@ ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
 EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
 WORKER = "worker"  # a kind of member that makes steps together with the others of its kind; the first is their chief
-SILENCE = 15.0  # seconds after which a step no longer waits for a worker that does not answer
 LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the fleet's own store, which never pushes
 
@@ -95,8 +93,7 @@ class Fleet:
         self.posts = posts
         self.event = event
         self.bound = bound
-        self.quorum = quorum  # gradients that make a step, as it was asked for; 0: each one does
-        self.present_quorum = quorum
+        self.quorum = Quorum(quorum, getattr(experiment.topology, "too_few", "lower"))
         sampler = experiment.sampler
         self.budget = DeathBudget("member", len(posts), sampler.max_deaths, sampler.max_deaths_in_a_row)
         self.births = 0
@@ -116,10 +113,10 @@ class Fleet:
 
     def start(self) -> None:
         """Start all processes; they get ready while the caller goes on."""
-        optimizer, topology = self.experiment.optimizer, self.topology
+        optimizer, topology, quorum = self.experiment.optimizer, self.topology, self.quorum.asked
         parts = [part for part in cut(self.model.flat.numel(), topology.shards) if part.stop > part.start]
         orders = [
-            ShardOrder(number, part.stop - part.start, optimizer, self.bound, self.quorum, topology.snapshot_every)
+            ShardOrder(number, part.stop - part.start, optimizer, self.bound, quorum, topology.snapshot_every)
             for number, part in enumerate(parts)
         ]
         self.servers = start_servers(orders, parts, self._copies(parts), len(self.posts))
@@ -176,12 +173,12 @@ class Fleet:
         ready, _ = ray.wait(list(first), num_returns=1, timeout=timeout)
         if ready:  # and whoever else is
             ready, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
-        for call in ready:
-            done = self._hear(first[call])
-            if done is not None and done.report is not None:
-                yield self._as_of_now(done.report)
+        heard = [self._hear(first[call]) for call in ready]  # all of them, before anybody is thought to be silent
         self._replace_hung()
         self._look_after_quorum()
+        for done in heard:
+            if done is not None and done.report is not None:
+                yield self._as_of_now(done.report)
 
     def _hear(self, post: Post) -> Done | None:
         """What a member has done. One that failed for a reason ends the run; one that died is replaced."""
@@ -241,8 +238,8 @@ class Fleet:
                 self._replace(post, f"no answer for {limit:g} s")
 
     def _look_after_quorum(self) -> None:
-        """Fewer members than a step needs must not hang it."""
-        if not self.quorum:
+        """Fewer members than a step needs must not hang it. At the start all are given time to begin."""
+        if not self.quorum.asked:
             return
         assert self.servers is not None
         workers = [post for post in self.posts if post.kind == WORKER]
@@ -252,33 +249,24 @@ class Fleet:
             now - post.heard < SILENCE if post.begun else starting and now - post.born < ROOM_SECONDS
             for post in workers
         )
-        wanted = max(1, min(self.quorum, alive))
-        if wanted == self.present_quorum:
-            return
-        if wanted < self.quorum and getattr(self.topology, "too_few", "lower") == "stop":
-            raise RunError(
-                f"{alive} workers are alive, but a step needs the gradients of {self.quorum}; start more, or go on "
-                "with fewer by --topology.too-few lower"
-            )
-        self.event(f"{alive} workers are alive: a step takes the gradients of {wanted} from now on")
-        self.present_quorum = wanted
-        self.servers.set_quorum(wanted)
+        if sentence := self.quorum.look(alive):
+            self.event(sentence)
+            self.servers.set_quorum(self.quorum.present)
 
     @property
     def chief(self) -> Post | None:
         """The worker that has checkpoints made: the first one that has answered. When it dies the next one is."""
-        return next((post for post in self.posts if post.kind == WORKER and post.begun), None)
+        heard = time.monotonic() - SILENCE
+        return next((post for post in self.posts if post.kind == WORKER and post.begun and post.heard > heard), None)
 
     def _whole(self) -> Whole:
         """What the parameter servers have, from the chief; from the servers themselves where there is none."""
         while (chief := self.chief) is not None:
             try:
-                values, state = ray.get(chief.handle.whole.remote(), timeout=STATE_TIMEOUT)
+                state = with_tensors(ray.get(chief.handle.whole.remote(), timeout=STATE_TIMEOUT))
+                return Whole(state.pop("values"), state)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 self._replace(chief, in_short(error))
-                continue
-            rule = {name: torch.from_numpy(np.array(value)) for name, value in state["rule"].items()}
-            return Whole(torch.from_numpy(np.array(values)), {**state, "rule": rule})
         return self._own_store().whole()
 
     def _look_after_servers(self) -> None:
@@ -298,8 +286,8 @@ class Fleet:
         sentences, shards.came_back = shards.came_back, []
         for sentence in sentences:
             self.event(f"{sentence}; at most {self.topology.snapshot_every} of its updates are lost")
-            if self.quorum:
-                self.servers.set_quorum(self.present_quorum)
+            if self.quorum.asked:
+                self.servers.set_quorum(self.quorum.present)
 
     def _copies(self, parts: list[slice]) -> list[Kept]:
         """What each parameter server begins with: the newest checkpoint, or the beginning of the run."""
@@ -312,7 +300,7 @@ class Fleet:
             assert self.servers is not None
             rule = make_rule(self.experiment.optimizer)
             shards = self.servers.reach(False)()
-            consistent = self.quorum > 0
+            consistent = self.quorum.asked > 0
             self.store = ShardedStore(shards, self.model, rule, lambda flat: flat.norm(), SUPERVISOR, consistent)
         return self.store
 
@@ -339,7 +327,8 @@ class Fleet:
             kinds[post.kind] = kinds.get(post.kind, 0) + 1
         members = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
         where = f"the cluster at {self.topology.address}" if self.topology.address else "a local Ray"
-        quorum = f"; a step takes the gradients of {self.quorum}" if self.quorum else ""
+        asked = self.quorum.asked
+        quorum = f"; a step takes the gradients of {asked}" if asked else ""
         size = self.model.flat.numel()
         return [f"{members} around {self.topology.shards} parameter servers of {size:,} numbers on {where}{quorum}"]
 
@@ -396,6 +385,7 @@ class Fleet:
             **self.evaluation,
             **{f"gradients_{name}": float(count) for name, count in counts.items()},
         }
+        numbers |= {"quorum": float(self.quorum.present)} if self.quorum.asked else {}
         return replace(report, progress=self.progress, numbers=numbers)
 
 

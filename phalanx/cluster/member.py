@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from phalanx.cluster.server import with_arrays
+from phalanx.cluster.standby import Kept
 from phalanx.config import Experiment
 from phalanx.parameters.client import Shards
 from phalanx.replica.report import Report
@@ -120,7 +122,7 @@ class Host:
     def state(self) -> dict[str, Any] | None:
         return self.member.state()
 
-    def whole(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """Asked of a member that is the chief: what all parameter servers have. Arrays travel without a copy."""
+    def whole(self) -> Kept:
+        """Asked of a member that is the chief: what all parameter servers have."""
         values, state = self.member.whole()  # type: ignore[attr-defined]
-        return values.numpy(), {**state, "rule": {name: value.numpy() for name, value in state["rule"].items()}}
+        return with_arrays({**state, "values": values})

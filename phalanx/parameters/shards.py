@@ -205,4 +205,6 @@ class QuorumShard(ParameterShard):
         return Receipt(verdict, self.version, age, repeated, self.incarnation)
 
     def _forget(self) -> None:
+        """A gradient that waited for its step is no part of a state: whoever pushed it does so again, and it counts."""
         self.pending.clear()
+        self.seen = {worker: push for worker, push in self.seen.items() if push[1] is not Verdict.WAITING}

@@ -30,6 +30,9 @@ from phalanx.topologies.bundle import IDLE, make_store
 from phalanx.topologies.ga3c import compute_of, make_agents
 from phalanx.types import Progress
 
+OF_A_WORKER = ("learning_rate", "queue_prediction", "held", "queue_training", "batch_fill")
+"""What the record has of the worker that reported last; rates are those of all workers."""
+
 
 class Worker:
     """A GA3C node whose parameters are those of the servers. Its trainer waits for the step that its gradient belongs
@@ -63,6 +66,7 @@ class Worker:
         try:
             report = self.node.iterate(seconds)
             report.staleness = self.shared.take_staleness()
+            report.numbers = {name: value for name, value in report.numbers.items() if name in OF_A_WORKER}
         except (UserError, RunError) as error:  # what another one would run into as well
             failed = str(error)
         events, self.events[:] = list(self.events), []
