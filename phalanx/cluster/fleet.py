@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from phalanx.cluster.member import Done, Host, MemberOrder
+from phalanx.cluster.post import EVALUATOR, WORKER, Post
 from phalanx.cluster.quorum import SILENCE, Quorum
 from phalanx.cluster.server import ShardOrder, with_arrays, with_tensors
 from phalanx.cluster.servers import Servers, start_servers
@@ -37,39 +38,14 @@ from phalanx.replica.team import EMPTY
 from phalanx.runtime.child import START_TIMEOUT
 from phalanx.runtime.deaths import DeathBudget
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.share import Share
 from phalanx.types import Progress
 
 TURN = 0.25  # seconds that a member works before it tells what it has done
 CALLS = 2  # asked of a member at once, so that it never waits for the next one
 ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is named
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
-EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
-WORKER = "worker"  # a kind of member that makes steps together with the others of its kind; the first is their chief
 LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the fleet's own store, which never pushes
-
-
-@dataclass
-class Post:
-    """A place in the fleet, and the member that holds it now."""
-
-    kind: str
-    rank: int
-    target: str
-    share: Share
-    extra: Any = None
-    handle: Any = None
-    calls: list[Any] = field(default_factory=list)
-    own: Progress = field(default_factory=Progress)  # of the present member
-    born: float = 0.0
-    heard: float = 0.0
-    begun: bool = False  # has it ever answered?
-    waits_for_room: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind} {self.rank}"
 
 
 class Fleet:
@@ -120,8 +96,14 @@ class Fleet:
             for number, part in enumerate(parts)
         ]
         self.servers = start_servers(orders, parts, self._copies(parts), len(self.posts))
+        self._start_those_that_are_due()
+
+    def _start_those_that_are_due(self) -> None:
+        """Everybody at once, but an evaluator only when others are at work: their start would take longer beside it."""
+        under_way = any(post.begun for post in self.posts)
         for post in self.posts:
-            self._start(post, self.experiment)
+            if post.handle is None and (under_way or post.kind != EVALUATOR):
+                self._start(post, self.experiment)
 
     def __enter__(self) -> Fleet:
         return self
@@ -166,6 +148,7 @@ class Fleet:
     def reports(self, timeout: float) -> Iterator[Report]:
         """What members have done; waits for so many seconds at most. Those that died, or hang, are replaced."""
         self._look_after_servers()
+        self._start_those_that_are_due()
         first = {post.calls[0]: post for post in self.posts if post.calls}
         if not first:
             time.sleep(timeout)
@@ -229,7 +212,7 @@ class Fleet:
         """Those that do not answer; one that was never placed waits for room in the cluster, which may come back."""
         limit = START_TIMEOUT + self.experiment.sampler.step_timeout
         now = time.monotonic()
-        for post in self.posts:
+        for post in [post for post in self.posts if post.handle is not None]:
             if not post.begun and self.topology.address:
                 if now - post.born > ROOM_SECONDS and not post.waits_for_room:
                     post.waits_for_room = True

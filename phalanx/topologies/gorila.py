@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from phalanx.cluster.post import Post
 from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.build import make_model
@@ -39,7 +40,7 @@ def run(experiment: Experiment, session: Session) -> None:
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
     with running(topology.address):
-        from phalanx.cluster.fleet import Fleet, Post
+        from phalanx.cluster.fleet import Fleet
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))
