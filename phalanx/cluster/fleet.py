@@ -21,7 +21,7 @@ from torch import Tensor
 
 from phalanx.cluster.member import Done, Host, MemberOrder
 from phalanx.cluster.post import EVALUATOR, WORKER, Post
-from phalanx.cluster.quorum import SILENCE, Quorum
+from phalanx.cluster.quorum import Quorum
 from phalanx.cluster.server import ShardOrder, with_arrays, with_tensors
 from phalanx.cluster.servers import Servers, start_servers
 from phalanx.cluster.standby import Kept
@@ -43,6 +43,7 @@ from phalanx.types import Progress
 TURN = 0.25  # seconds that a member works before it tells what it has done
 CALLS = 2  # asked of a member at once, so that it never waits for the next one
 ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is named
+CHIEF_TIMEOUT = 10.0  # seconds that the chief may take to say what the servers have
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
 LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the fleet's own store, which never pushes
@@ -130,7 +131,7 @@ class Fleet:
         cores = self.topology.cores if self.topology.address else 0  # a local Ray has no hosts to choose from
         host = ray.remote(Host).options(num_cpus=cores, max_restarts=0, scheduling_strategy="SPREAD")
         post.handle = host.remote(post.target, order)
-        post.own, post.begun, post.waits_for_room = Progress(), False, False
+        post.own, post.begun, post.silent, post.waits_for_room = Progress(), False, False, False
         post.born = post.heard = time.monotonic()
         post.calls = []
         self._ask(post)
@@ -173,7 +174,7 @@ class Fleet:
         except RayTaskError as error:
             self._replace(post, str(error).strip())
             return None
-        post.heard, post.begun = time.monotonic(), True
+        post.heard, post.begun, post.silent = time.monotonic(), True, False
         post.own = done.own
         self.version = max(self.version, done.own.version)
         self.counts[self.posts.index(post)] = done.counts
@@ -228,10 +229,7 @@ class Fleet:
         workers = [post for post in self.posts if post.kind == WORKER]
         starting = not any(post.begun for post in workers) or not self.births
         now = time.monotonic()
-        alive = sum(
-            now - post.heard < SILENCE if post.begun else starting and now - post.born < ROOM_SECONDS
-            for post in workers
-        )
+        alive = sum(post.answers if post.begun else starting and now - post.born < ROOM_SECONDS for post in workers)
         if sentence := self.quorum.look(alive):
             self.event(sentence)
             self.servers.set_quorum(self.quorum.present)
@@ -239,16 +237,18 @@ class Fleet:
     @property
     def chief(self) -> Post | None:
         """The worker that has checkpoints made: the first one that has answered. When it dies the next one is."""
-        heard = time.monotonic() - SILENCE
-        return next((post for post in self.posts if post.kind == WORKER and post.begun and post.heard > heard), None)
+        return next((post for post in self.posts if post.kind == WORKER and post.answers), None)
 
     def _whole(self) -> Whole:
         """What the parameter servers have, from the chief; from the servers themselves where there is none."""
         while (chief := self.chief) is not None:
             try:
-                state = with_tensors(ray.get(chief.handle.whole.remote(), timeout=STATE_TIMEOUT))
+                state = with_tensors(ray.get(chief.handle.whole.remote(), timeout=CHIEF_TIMEOUT))
                 return Whole(state.pop("values"), state)
-            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            except GetTimeoutError:
+                chief.silent = True
+                self.event(f"{chief.name}, the chief, gives no answer; the next worker is the chief")
+            except (RayActorError, RayTaskError) as error:
                 self._replace(chief, in_short(error))
         return self._own_store().whole()
 

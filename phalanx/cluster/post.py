@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.cluster.quorum import SILENCE
 from phalanx.runtime.share import Share
 from phalanx.types import Progress
 
@@ -27,8 +29,14 @@ class Post:
     born: float = 0.0
     heard: float = 0.0
     begun: bool = False  # has it ever answered?
+    silent: bool = False  # did it leave a question without an answer?
     waits_for_room: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.rank}"
+
+    @property
+    def answers(self) -> bool:
+        """Has it answered lately? If not, nobody waits for it; it need not be dead."""
+        return self.begun and not self.silent and time.monotonic() - self.heard < SILENCE
