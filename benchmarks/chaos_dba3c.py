@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/cluster")
 from rayrun import RayRun, kill, newest_weights
 
 KINDS = ("worker", "evaluator", "server", "standby", "stop")
-STOPPED = 30.0  # seconds for which a worker stands still; a step waits 20 for it
+STOPPED = 40.0  # seconds for which a worker stands still; a step waits 20 for it, and a checkpoint 10
 LONGEST = 30.0  # seconds that a recovery may take
 SNAPSHOT_EVERY = 10  # updates between two copies of a server
 
@@ -73,6 +73,7 @@ def strike(run: Any, kind: str, chance: random.Random) -> float:
         victim = chance.choice(run.nodes())
         os.kill(victim, signal.SIGSTOP)
         time.sleep(STOPPED)
+        assert "from now on" in run.events()[said:], "a worker that stood still was not named"
         os.kill(victim, signal.SIGCONT)
     elif kind in ("worker", "evaluator"):
         nodes = run.nodes()

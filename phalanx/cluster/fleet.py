@@ -333,7 +333,7 @@ class Fleet:
             self.model.flat.copy_(values)
             self.model.refresh()
             self.saved_store = store
-            if with_envs:
+            if with_envs and not isinstance(self.topology, DBA3CConfig):  # its workers begin new games
                 replicas = self._member_states()
         return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
 
