@@ -70,7 +70,7 @@ class Fleet:
         self.posts = posts
         self.event = event
         self.bound = bound
-        self.quorum = Quorum(quorum, getattr(experiment.topology, "too_few", "lower"))
+        self.quorum = Quorum(quorum, self.topology.too_few if isinstance(self.topology, DBA3CConfig) else "lower")
         sampler = experiment.sampler
         self.budget = DeathBudget("member", len(posts), sampler.max_deaths, sampler.max_deaths_in_a_row)
         self.births = 0
