@@ -393,8 +393,8 @@ DBA3C_LOCAL = dataclasses.replace(
     ),
     run=RunConfig(steps=4_000_000, eval_games=10, target_score=18.0),
 )
-"""The topology of the paper with PPO as in `pong`; A2C, the paper's algorithm, needs more steps than two cores make in a
-short time."""
+"""The topology of the paper with PPO as in `pong`; A2C, the paper's algorithm, needs more steps than two cores make in
+a short time."""
 
 DBA3C_CATCH = dataclasses.replace(
     _catch(A2C_VECTOR, 3e-3, 8),

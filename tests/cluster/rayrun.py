@@ -117,7 +117,8 @@ class RayRun:
         deadline = time.monotonic() + 30
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not self.processes()
+        left = [Path("/proc", str(process), "cmdline").read_bytes() for process in self.processes()]
+        assert not left, left
 
 
 def newest_weights(run):
