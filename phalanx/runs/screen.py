@@ -24,8 +24,17 @@ REQUIRED = (
     *("time_s", "steps", "frames", "updates", "version", "episodes", "score", "sps"),
     *("lag_mean", "lag_max", "env_share", "infer_share", "learn_share"),
 )
+CORES = ("others_share", "core_wait_share")
 NODE = ("agents", "predictors", "trainers", "queue_prediction", "held", "queue_training", "batch_fill", "pps", "tps")
-ELSEWHERE = {*REQUIRED, *NODE, "best", "game_steps", "epsilon", "explained_variance"}  # shown in rows of their own
+ELSEWHERE = {
+    *REQUIRED,
+    *NODE,
+    *CORES,
+    "best",
+    "game_steps",
+    "epsilon",
+    "explained_variance",
+}  # shown in rows of their own
 SHARES = {"env": "cyan", "infer": "green", "learn": "magenta", "other": "bright_black"}
 SHOW_CURSOR = "\x1b[?25h"
 WIDTH = 78  # of the panel, whatever the terminal's: nothing jumps, and 80 columns are enough
@@ -129,6 +138,23 @@ class PlainLines:
 
     def close(self) -> None:
         pass
+
+
+class Silence:
+    """Nobody looks: `metrics.jsonl` and `events.log` have it all."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.stream: TextIO = open(os.devnull, "w")  # noqa: SIM115  as long as the screen
+
+    def doing(self, text: str) -> None: ...
+
+    def show(self, values: Values) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None:
+        self.stream.close()
 
 
 class LivePanel:

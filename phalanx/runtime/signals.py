@@ -7,11 +7,13 @@ come in a burst, as from a key that is held down, are one wish: what the first o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,18 @@ LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 class Interrupted(BaseException):
     """A signal asked the run to stop and the iteration did not end in time, or came when there was none."""
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Compiled code that is interrupted, Ray's for one, may raise a SystemError because of it; within this it does not
+    hide the interruption."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, Interrupted):
+            raise error.__cause__ from None
+        raise
 
 
 def interrupt_once() -> None:
@@ -70,6 +84,8 @@ class StopSignals:
         return 0 if self.number is None else 128 + self.number
 
     def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's, and it has other things to do
         nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         heeded = STOPS - {signal.SIGHUP} if nohup else STOPS
         self.handlers = {number: signal.signal(number, self._arrived) for number in heeded}
@@ -88,7 +104,8 @@ class StopSignals:
 
     def calm(self) -> None:
         """No interruption any more by the first signal's clock."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
