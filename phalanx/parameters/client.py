@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,13 @@ from phalanx.types import Gradient
 PATIENCE = 1.0  # seconds for which a push waits for its step to be over, before it looks again
 STEP_TIMEOUT = 600.0  # seconds after which a step that never ends is an error
 TRIES = 200  # to read one step of all shards, before the newest of each is taken
+
+
+class Whole(NamedTuple):
+    """What all shards have, put together."""
+
+    values: Tensor
+    state: dict[str, Any]  # as `LocalStore.state` has it
 
 
 class Shards(Protocol):
@@ -202,9 +209,19 @@ class ShardedStore:
     def state(self) -> dict[str, Any]:
         """Everything an update reads besides the parameters, in the order of the flat vector, as `LocalStore` has it.
         Of numbers that each shard counts for itself, Adam's t, the greatest."""
+        return self.whole().state
+
+    def whole(self) -> Whole:
+        """The parameters and everything an update reads; from shards that make steps together all of it of one step,
+        if that can be had while they go on."""
         states = self.shards.states()
+        for _ in range(TRIES if self.consistent else 0):
+            if len({state["version"] for state in states}) == 1:
+                break
+            states = self.shards.states()
         rule = {name: joined([state["rule"][name] for state in states]) for name in states[0]["rule"]}
-        return {"version": min(state["version"] for state in states), "rule": rule}
+        version = min(state["version"] for state in states)
+        return Whole(torch.cat([state["values"] for state in states]), {"version": version, "rule": rule})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Begin with the learner's own parameters and this state, before others are at work."""

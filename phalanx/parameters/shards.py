@@ -242,4 +242,6 @@ class QuorumShard(ParameterShard):
         return verdict if last == sequence else Verdict.WAITING
 
     def _forget(self) -> None:
+        """A gradient that waited for its step is no part of a state: whoever pushed it does so again, and it counts."""
         self.pending.clear()
+        self.seen = {worker: push for worker, push in self.seen.items() if push[1] is not Verdict.WAITING}

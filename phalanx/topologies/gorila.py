@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from phalanx.cluster.post import Post
 from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.build import make_model
@@ -38,7 +39,7 @@ def run(experiment: Experiment, session: Session) -> None:
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
     with running(topology.address):
-        from phalanx.cluster.fleet import Fleet, Post
+        from phalanx.cluster.fleet import Fleet
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))

@@ -7,16 +7,10 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from rayrun import RayRun, kill, ray_directories
+from rayrun import RayRun, kill, newest_weights, ray_directories
 
 pytest.importorskip("ray")
-
-
-def newest_weights(run):
-    checkpoints = sorted((run.directory / "checkpoints").glob("step-*"))
-    return load_file(checkpoints[-1] / "model.safetensors")
 
 
 GLOBAL = ("--topology.bundles", "0", "--topology.actors", "2", "--topology.replay-shards", "2")
@@ -56,21 +50,3 @@ def test_gorila_goes_on_whoever_dies(tmp_path):
 def lost_updates(run):
     """As the run tells of them."""
     return [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) are lost", run.events())]
-
-
-def test_dba3c_goes_on_whoever_dies_and_leaves_nothing_when_it_is_killed(tmp_path):
-    before = ray_directories()
-    with RayRun(tmp_path, "dba3c-catch", "--run.steps", "10000000", "--topology.evaluate-every", "50") as run:
-        run.wait_for_event("games have a mean of")
-        for process in run.processes("ray::Host"):  # all workers, and the evaluator
-            kill(process)
-        run.wait_for_event("died", 3)
-        run.wait_for_event("a step takes the gradients of 1 from now on")
-        run.wait_for_event("a step takes the gradients of 2 from now on")
-        run.kill_one("ray::Server")
-        run.wait_for_event("came back with update")
-        run.wait_for_updates()
-        run.driver.kill()
-        run.driver.wait()
-        run.nothing_is_left()
-    assert ray_directories() <= before
