@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.play import GameOptions, drawn, load_policy, not_negative, positive
 from phalanx.config.flags import parse_options
-from phalanx.config.stored import existing_run
 from phalanx.errors import EnvironmentFailed, RunError, UserError, require, tell
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def command(arguments: list[str]) -> int:
     positive(options.games, "--games")
     not_negative(options.seed, "--seed")
     positive(options.max_frames, "--max-frames")
-    from phalanx.config.stored import load
+    from phalanx.config.stored import existing_run, load
     from phalanx.runs.directory import run_checkpoints
 
     experiment = load(existing_run(options.run) / "config.json").validate()
@@ -80,6 +79,7 @@ def command(arguments: list[str]) -> int:
 def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportOptions) -> str:
     """Everything that belongs to the export; the score on its card."""
     from phalanx.config.stored import load_origin, save
+    from phalanx.registry import algorithm_name
     from phalanx.runs.card import Facts, card
     from phalanx.runs.checkpoint import FILES, Checkpoints
     from phalanx.sampling.evaluator import evaluate
@@ -96,7 +96,7 @@ def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportO
     scores = evaluate(config, policy, compute, options.games, options.seed, progress)
     versions = origin.get("versions") if isinstance(origin, dict) else None
     facts = Facts(
-        algorithm=type(experiment.algorithm).__name__.removesuffix("Config"),
+        algorithm=algorithm_name(experiment),
         topology=experiment.topology.name,
         preset=experiment.preset,
         environment=config.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from phalanx.config.bounds import bounds_of
 from phalanx.config.experiment import (
@@ -21,11 +21,10 @@ from phalanx.config.experiment import (
     GymnasiumConfig,
     PPOConfig,
     SynchronousConfig,
-    Torso,
     nearest_divisor,
 )
 from phalanx.config.stored import require_choice
-from phalanx.errors import require, unknown
+from phalanx.errors import require
 from phalanx.given import is_code
 
 LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
@@ -194,30 +193,45 @@ def _ga3c(experiment: Experiment) -> None:
         f"topology.min_batch {topology.min_batch} is more than {topology.queue} segments of {sampler.horizon} steps "
         f"hold; use --topology.queue {-(-topology.min_batch // sampler.horizon)} or more",
     )
+    _minibatches_of_segments(experiment)
+
+
+def _minibatches_of_segments(experiment: Experiment) -> None:
+    """Where as many segments are merged as make a batch."""
+    horizon, algorithm, name = experiment.sampler.horizon, experiment.algorithm, experiment.topology.name
     if isinstance(algorithm, PPOConfig):
         require(
-            sampler.horizon % algorithm.minibatches == 0,
-            f"batches of ga3c have a varying number of segments of {sampler.horizon} steps; choose "
-            f"algorithm.minibatches that divide {sampler.horizon}, such as "
-            f"{nearest_divisor(sampler.horizon, algorithm.minibatches)}",
+            horizon % algorithm.minibatches == 0,
+            f"batches of {name} have a varying number of segments of {horizon} steps; choose algorithm.minibatches "
+            f"that divide {horizon}, such as {nearest_divisor(horizon, algorithm.minibatches)}",
         )
 
 
 def _cluster(experiment: Experiment) -> None:
     """What holds for runs around parameter servers."""
-    topology, algorithm = experiment.topology, experiment.algorithm
+    topology, algorithm, sampler = experiment.topology, experiment.algorithm, experiment.sampler
     if isinstance(topology, GorilaConfig):
         require(
             isinstance(algorithm, DQNConfig),
             "topology gorila learns from replay memories; use it with dqn, c51 or eps-rainbow, or take dba3c or "
             "asynchronous for an actor-critic",
         )
-        require(not experiment.sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
+        require(not sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
     if isinstance(topology, DBA3CConfig):
         require(
             not isinstance(algorithm, DQNConfig),
-            "topology dba3c learns from newest rollouts; use it with a2c or ppo, or take gorila for Q-learning",
+            "topology dba3c learns from short segments; use it with a2c or ppo, or take gorila for Q-learning",
         )
+        require(not sampler.overlap, "sampler.overlap is for replicas; the threads of a worker of dba3c overlap anyway")
+        require(sampler.resets == "swap", "sampler.resets wait is for lock step; use --sampler.resets swap with dba3c")
+        simulators = topology.workers * topology.agents
+        require(
+            sampler.environments % simulators == 0,
+            f"{sampler.environments} environments do not divide among {topology.workers} workers with "
+            f"{topology.agents} simulators each; use --sampler.environments "
+            f"{_round_up(sampler.environments, simulators)}",
+        )
+        _minibatches_of_segments(experiment)
 
 
 def _replicas(experiment: Experiment) -> None:
@@ -267,8 +281,6 @@ def _optimizer(experiment: Experiment) -> None:
 
 def _model(experiment: Experiment) -> None:
     env, model = experiment.env, experiment.model
-    if model.torso not in get_args(Torso) and not is_code(model.torso):
-        raise unknown("value of model.torso", model.torso, get_args(Torso))
     if isinstance(env, AtariConfig):
         require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
 

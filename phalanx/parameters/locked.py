@@ -27,6 +27,14 @@ class SharedParameters:
     def version(self) -> int:
         return self.store.version
 
+    def newest(self) -> int:
+        """The version of the newest parameters there are."""
+        return self.store.version
+
+    def store_of(self, parameters: FlatParameters) -> LockedStore:
+        """The store of a thread with that copy of the parameters."""
+        return LockedStore(self, parameters)
+
 
 class LockedStore:
     """The store as one thread sees it, with that thread's copy of the parameters."""

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from phalanx.config import Experiment, GA3CConfig
-from phalanx.parameters.locked import LockedStore, SharedParameters
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.followed import FollowedParameters
+from phalanx.parameters.locked import SharedParameters
 from phalanx.replica.build import acting_copy, flatten, local_store, make_decoder, make_learner, make_model
 from phalanx.replica.crew import Crew, Gate
 from phalanx.replica.report import Report, Snapshot
@@ -31,7 +33,7 @@ from phalanx.replica.trainer import Trainer
 from phalanx.runtime.clocks import VERSION, Clocks
 from phalanx.runtime.device import Compute
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.share import Share
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.timing import Timing
 from phalanx.sampling.agents import Agents
 from phalanx.sampling.predictor import Predictor, Questions
@@ -40,15 +42,34 @@ from phalanx.types import Progress
 
 T = TypeVar("T")
 
+Shared = SharedParameters | FollowedParameters
+"""Parameters that all threads of a node use, wherever they are kept."""
+
 PAUSE_SECONDS = 60.0  # that an update, or an inference, may take before a pause is given up
 LOOK_EVERY = 0.05  # seconds between two looks at the agents
 RATE_SECONDS = 5.0  # over which rates and depths are averaged
+THREADS = 1_000  # of a kind in a node, at most: the next node's random streams begin there
+
+
+def kept_here(experiment: Experiment, parameters: FlatParameters) -> SharedParameters:
+    """The parameters of a node that is alone."""
+    return SharedParameters(local_store(experiment, parameters))
 
 
 class Node:
-    """Everything of a GA3C run but its records."""
+    """Everything of a GA3C run but its records; or one of many nodes of a run (Distributed BA3C), which have parameters
+    and clocks in common."""
 
-    def __init__(self, experiment: Experiment, agents: Agents, compute: Compute, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        agents: Agents,
+        compute: Compute,
+        tell: Callable[[str], None],
+        share_parameters: Callable[[Experiment, FlatParameters], Shared] = kept_here,
+        clocks: Clocks | None = None,
+        share: Share = WHOLE,
+    ) -> None:
         topology = experiment.topology
         assert isinstance(topology, GA3CConfig)
         self.experiment = experiment
@@ -61,10 +82,11 @@ class Node:
         self.decode = make_decoder(experiment, agents.spec, compute)
         self.model = make_model(experiment, spec).to(compute.device)
         self.parameters = flatten(self.model, compute)
-        self.shared = SharedParameters(local_store(experiment, self.parameters))
-        self.store = LockedStore(self.shared, self.parameters)
+        self.shared = share_parameters(experiment, self.parameters)
+        self.store = self.shared.store_of(self.parameters)
         # The first row of the clocks is for all predictors together, the others for a trainer each.
-        self.clocks = Clocks(np.zeros((1 + topology.most_trainers, 4), np.int64), 0)
+        self.clocks = clocks or Clocks(np.zeros((1 + topology.most_trainers, 4), np.int64), 0)
+        self.share = share
         self.segments = OpenSegments(spec, environments, stack, horizon, compute.device)
         self.queue = SegmentQueue(topology.queue, agents.wake)
         self.questions = Questions(
@@ -269,13 +291,13 @@ class Node:
         acting = acting_copy(
             self.experiment, self.model, self.compute, self.store, None, self.agents.layout.environments
         )
-        seed = number(self.experiment.run.seed, Role.ACTIONS, rank)
+        seed = number(self.experiment.run.seed, Role.ACTIONS, THREADS * self.share.rank + rank)
         return Predictor(
             questions=self.questions,
             policy=acting.policy,
             parameters=acting.parameters,
             store=self.store,
-            newest=lambda: self.shared.version,
+            newest=self.shared.newest,
             decode=self.decode,
             clocks=self.clocks,
             counting=self.counting,
@@ -285,11 +307,12 @@ class Node:
     def _make_trainer(self, rank: int) -> Trainer:
         model = copy.deepcopy(self.model)
         parameters = flatten(model, self.compute)
-        store = LockedStore(self.shared, parameters)
-        clocks = Clocks(self.clocks.rows, 1 + rank)
+        store = self.shared.store_of(parameters)
+        clocks = self.clocks.of(1 + rank)
         clocks.own[VERSION] = self.shared.version
+        stream = Share(THREADS * self.share.rank + rank)
         learner = make_learner(
-            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, Share(rank)
+            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, stream
         )
         return Trainer(
             learner=learner,

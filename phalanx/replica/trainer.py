@@ -1,6 +1,6 @@
 """Trainers: threads that learn from segments, each as a learner of its own on parameters that all of them share.
 
-SegmentQueue -> as many segments as make a batch -> one rollout -> Learner -> LockedStore
+SegmentQueue -> as many segments as make a batch -> one rollout -> Learner -> LockedStore, or NodeStore
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.learning.learner import Learner
+from phalanx.parameters.followed import NodeStore
 from phalanx.parameters.locked import LockedStore
 from phalanx.replay.latest import LatestRollout
 from phalanx.sampling.segments import Segment, SegmentQueue, merged
 from phalanx.types import Rollout
+
+LONG_UPDATE = 0.2  # seconds for which whoever wants the numbers of a trainer waits for the end of an update
 
 
 class Trainer:
@@ -27,7 +30,7 @@ class Trainer:
         self,
         *,
         learner: Learner,
-        store: LockedStore,
+        store: LockedStore | NodeStore,
         queue: SegmentQueue,
         least_rows: int,
         nothing_follows: Callable[[], bool],
@@ -63,10 +66,15 @@ class Trainer:
         self.batch, self.rows = [], 0
 
     def take_numbers(self) -> tuple[Counter[int], dict[str, float]]:
-        """The lags of the rows learnt from, and the means of what was logged, since the last call."""
-        with self.learning:
+        """The lags of the rows learnt from, and the means of what was logged, since the last call. Nothing while an
+        update takes long, as one does that waits for other nodes: the next call has it."""
+        if not self.learning.acquire(timeout=LONG_UPDATE):
+            return Counter(), {}
+        try:
             lags, self.lags = self.lags, Counter()
             return lags, self.learner.take_metrics()
+        finally:
+            self.learning.release()
 
     def state(self) -> dict[str, Any]:
         return self.learner.state()

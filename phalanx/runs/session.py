@@ -44,7 +44,7 @@ from phalanx.runs.trackers import Trackers
 from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.signals import Interrupted, StopSignals
+from phalanx.runtime.signals import Interrupted, StopSignals, unwrapped
 from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
@@ -141,8 +141,9 @@ class Session:
         the last checkpoint while the environments are still there."""
         self._begin(source, spec, compute)
         try:
-            yield
-            self._finish(source, with_envs=True)
+            with unwrapped():
+                yield
+                self._finish(source, with_envs=True)
         except Interrupted:
             self.stop.calm()  # the first signal's clock still runs, if there were two
             self.stop_reason = f"stopped by {self.stop.name}"

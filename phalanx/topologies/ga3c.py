@@ -21,6 +21,7 @@ from phalanx.registry import MakeEnv
 from phalanx.replica.node import Node
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.agents import Agents
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.sampling.slot import slot_rules
@@ -47,7 +48,9 @@ def compute_of(experiment: Experiment) -> Compute:
     return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads, graphs=False)
 
 
-def make_agents(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> Agents:
+def make_agents(
+    experiment: Experiment, compute: Compute, report: Callable[[str], None], share: Share = WHOLE
+) -> Agents:
     """Room for as many agents as the tuner may come to."""
     topology, sampler = settings(experiment), experiment.sampler
     most = topology.agents if topology.tuner == "off" else topology.most_agents
@@ -55,7 +58,7 @@ def make_agents(experiment: Experiment, compute: Compute, report: Callable[[str]
         MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type)),
         most,
         sampler.environments // topology.agents,
-        slot_rules(experiment),
+        slot_rules(experiment, share),
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         max_deaths_in_a_row=sampler.max_deaths_in_a_row,
