@@ -4,12 +4,18 @@
     predictor thread -> pull: take the lock, copy
 
 Each thread computes on a copy of its own, so no forward ever sees half an update, and gradients are made side by side.
+On a GPU each thread has a stream of its own, too: there the lock says in which order work is launched, and an event has
+each thread's work wait for that of the one before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
@@ -22,6 +28,19 @@ class SharedParameters:
     def __init__(self, store: LocalStore) -> None:
         self.store = store
         self.lock = threading.Lock()
+        self.done = torch.cuda.Event() if store.parameters.flat.is_cuda else None  # with what was launched last
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[LocalStore]:
+        """Nobody else reads or writes the parameters meanwhile, neither the host nor, on a stream, the device."""
+        with self.lock:
+            if self.done is not None:
+                self.done.wait()
+            try:
+                yield self.store
+            finally:
+                if self.done is not None:
+                    self.done.record()
 
     @property
     def version(self) -> int:
@@ -38,19 +57,21 @@ class LockedStore:
         self.parameters = parameters
 
     def push(self, gradient: Gradient, learning_rate: float) -> int:
-        with self.shared.lock:
-            version = self.shared.store.push(gradient, learning_rate)
-            self.shared.store.pull(self.parameters)
+        if self.shared.done is not None:
+            torch.cuda.current_stream().synchronize()  # before others would have to wait for this gradient, too
+        with self.shared.turn() as store:
+            version = store.push(gradient, learning_rate)
+            store.pull(self.parameters)
         return version
 
     def pull(self, parameters: FlatParameters) -> int:
-        with self.shared.lock:
-            return self.shared.store.pull(parameters)
+        with self.shared.turn() as store:
+            return store.pull(parameters)
 
     def state(self) -> dict[str, Any]:
-        with self.shared.lock:
-            return self.shared.store.state()
+        with self.shared.turn() as store:
+            return store.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        with self.shared.lock:
-            self.shared.store.restore(state)
+        with self.shared.turn() as store:
+            store.restore(state)

@@ -44,7 +44,7 @@ def run(experiment: Experiment, session: Session) -> None:
 def compute_of(experiment: Experiment) -> Compute:
     """Predictors and trainers are threads side by side: more torch threads for each would be in each other's way."""
     compute = choose_compute(experiment.run)
-    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads, graphs=False)
+    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads)
 
 
 def make_agents(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> Agents:
