@@ -29,7 +29,7 @@ from phalanx.replica.crew import Crew, Gate
 from phalanx.replica.report import Report, Snapshot
 from phalanx.replica.trainer import Trainer
 from phalanx.runtime.clocks import VERSION, Clocks
-from phalanx.runtime.device import Compute, on_stream
+from phalanx.runtime.device import Compute, on_stream, restore_generator
 from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.share import Share
@@ -145,6 +145,7 @@ class Node:
                 trainer.leave()
             games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
             node = {
+                "predictors": [predictor.generator.get_state() for predictor in self._predictors],
                 "trainers": [trainer.state() for trainer in self._trainers],
                 "queue": [segment.state() for segment in self.queue.segments],
                 "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
@@ -168,6 +169,10 @@ class Node:
         self.trainers.hands = [self._make_trainer(rank) for rank in range(len(trainers))]
         for trainer, state in zip(self._trainers, trainers, strict=True):
             trainer.restore(state)
+        generators = node.get("predictors", [])[: self.topology.most_predictors]  # older checkpoints have none
+        self.predictors.hands = [self._make_predictor(rank) for rank in range(len(generators))]
+        for predictor, generator in zip(self._predictors, generators, strict=True):
+            restore_generator(predictor.generator, generator)
         self.tuner_state = node["tuner"]
         games = node["games"]
         if games is not None and self._can_go_on(games):
