@@ -298,7 +298,8 @@ def score(options: argparse.Namespace) -> None:
     records = records_of(
         options.preset,
         options.seconds,
-        *("--topology", "ga3c", "--env.game", options.game, "--run.target-score", str(options.target)),
+        *([] if options.preset.startswith("ga3c") else ["--topology", "ga3c"]),  # which would set all its numbers back
+        *("--env.game", options.game, "--run.target-score", str(options.target)),
         *options.flags,
     )
     last, lags = records[-1], [record["lag_mean"] for record in records]

@@ -73,5 +73,9 @@ class LockedStore:
             return store.state()
 
     def restore(self, state: dict[str, Any]) -> None:
+        """What this thread's copy holds becomes the parameters, as with every store that has some of its own."""
         with self.shared.turn() as store:
             store.restore(state)
+            if self.parameters is not store.parameters:
+                store.parameters.flat.copy_(self.parameters.flat)
+                store.parameters.refresh()
