@@ -1,4 +1,4 @@
-# make train | test | test-slow | check | bench: each sets up what it needs in .venv, then does its job.
+# make train | test | test-slow | check | check-install | bench: each sets up what it needs in .venv, then does its job.
 PYTHON ?= python3
 BIN := .venv/bin
 GAME ?= pong
@@ -6,7 +6,7 @@ FLAGS ?=
 # the presets end at a score of Pong
 TARGET := $(if $(filter pong,$(GAME)),,--run.target-score None)
 
-.PHONY: setup setup-bench train test test-slow check format bench clean
+.PHONY: setup setup-bench train test test-slow check check-install format bench clean
 
 setup: .venv/.ready
 setup-bench: .venv/.ready-bench
@@ -32,13 +32,16 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 check: setup
-	$(BIN)/ruff format --check phalanx tests benchmarks
-	$(BIN)/ruff check phalanx tests benchmarks
+	$(BIN)/ruff format --check phalanx tests benchmarks examples
+	$(BIN)/ruff check phalanx tests benchmarks examples
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff format phalanx tests benchmarks
-	$(BIN)/ruff check --fix phalanx tests benchmarks
+	$(BIN)/ruff format phalanx tests benchmarks examples
+	$(BIN)/ruff check --fix phalanx tests benchmarks examples
+
+check-install: setup
+	$(BIN)/python benchmarks/install_check.py
 
 bench: setup-bench
 	$(BIN)/python benchmarks/peers.py

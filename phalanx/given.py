@@ -8,9 +8,12 @@ holds is ever executed; such a run asks for its code again.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -39,12 +42,13 @@ class Given(str):
 def by_name_or_value(thing: Callable[..., Any]) -> str:
     """The text for a configuration field that stands for a callable."""
     module, name = getattr(thing, "__module__", "__main__"), getattr(thing, "__qualname__", type(thing).__name__)
-    if module != "__main__" and found_under(module, name) is thing:
+    if is_importable(module) and found_under(module, name) is thing:
         return f"{module}:{name}"
     import cloudpickle
 
     try:
-        return Given(name, cloudpickle.dumps(thing))
+        with taken_along(module):
+            return Given(name, cloudpickle.dumps(thing))
     except Exception as error:  # whatever its parts raise
         raise UserError(
             f"{name} cannot be sent to other processes ({in_words(error)}); create what it holds inside of it, or put "
@@ -57,23 +61,38 @@ def is_code(text: str) -> bool:
     return text.startswith(MARK) or ":" in text
 
 
+def is_lost(text: str) -> bool:
+    """Was it given by value to a run that an earlier process made? Then only its name is left."""
+    return text.startswith(MARK) and not isinstance(text, Given)
+
+
+def spoken(text: str) -> str:
+    """A short name for what a field's text stands for, as directories and sentences want it."""
+    return text.rpartition(":")[2].rpartition("<locals>.")[2].strip("<>") if is_code(text) else text
+
+
 def resolve(text: str, what: str) -> Any:
     """The object that a field's text stands for; `what` is its name in sentences, such as `env.id`."""
     if isinstance(text, Given):
         return unpickled(text.pickled)
-    if text.startswith(MARK):
+    if is_lost(text):
         raise UserError(
             f"{what} was given to this run as a Python object, {text.removeprefix(MARK)}, which is not stored with it; "
             "give it again from Python, or put it into a module and name it as module:name"
         )
     place, _, name = text.rpartition(":")
-    module = from_file(place, what) if place.endswith(".py") else from_module(place, what)
+    module = module_at(place, what)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
             raise unknown(f"name in {place}", name, [known for known in vars(module) if not known.startswith("_")])
         found = getattr(found, part)
     return found
+
+
+def module_at(place: str, what: str) -> ModuleType:
+    """The module of that name, or in that file."""
+    return from_file(place, what) if place.endswith(".py") else from_module(place, what)
 
 
 @lru_cache
@@ -84,6 +103,7 @@ def unpickled(pickled: bytes) -> Any:
 
 
 def from_module(name: str, what: str) -> ModuleType:
+    look_here()
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -98,9 +118,10 @@ def from_module(name: str, what: str) -> ModuleType:
 
 
 def from_file(path: str, what: str) -> ModuleType:
-    """The module in a file that is on nobody's path; imported once in a process."""
+    """The module in a file that is on nobody's path; imported once in a process. Its name is the same in all of them,
+    so that what is pickled in one is found in another that has imported the file, too."""
     file = Path(path).resolve()
-    name = f"phalanx_given_{file.stem}_{abs(hash(str(file))):x}"
+    name = f"phalanx_given_{file.stem}_{zlib.crc32(os.fsencode(file)):08x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -115,9 +136,46 @@ def from_file(path: str, what: str) -> ModuleType:
     return module
 
 
+def look_here() -> None:
+    """A user's modules may be those of the current directory. It comes last, so that a file there never stands in for a
+    module of phalanx, of Python or of a package; child processes do the same."""
+    with contextlib.suppress(OSError):  # a directory that was removed holds none
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())
+
+
 def found_under(module: str, name: str) -> Any:
     """The object that is importable by this name, None if none is."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def is_importable(module: str) -> bool:
+    """Would another process that imports this name get what is known by it here?"""
+    if module == "__main__" or module not in sys.modules:
+        return False
+    with contextlib.suppress(ImportError, ValueError, AttributeError):  # names that were made up have no specification
+        parent = module.rpartition(".")[0]
+        path = sys.modules[parent].__path__ if parent else None
+        known = getattr(sys.modules[module], "__file__", None)
+        found = next((spec for finder in sys.meta_path if (spec := finder.find_spec(module, path))), None)
+        return module in sys.builtin_module_names or (found is not None and found.origin == known)
+    return False
+
+
+@contextlib.contextmanager
+def taken_along(module: str) -> Iterator[None]:
+    """Pickle what a module holds by value, if it is one that nobody else can import."""
+    import cloudpickle
+
+    known = sys.modules.get(module)
+    if known is None or is_importable(module) or module in ("__main__", "builtins"):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(known)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(known)

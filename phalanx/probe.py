@@ -4,12 +4,14 @@ configuration."""
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from phalanx.config import Experiment, SynchronousConfig
 from phalanx.errors import require
+from phalanx.given import is_code
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
 from phalanx.replay.memory import frames_on_host, gigabytes
 from phalanx.replay.storage import free_bytes
@@ -64,9 +66,11 @@ def has_bfloat16() -> bool:
 
 
 def parameter_count(experiment: Experiment, spec: EnvSpec) -> int:
-    """Numbers the network learns. It is made without memory for them, which finds any misfit and tells its size."""
+    """Numbers the network learns. It is made without memory for them, which finds any misfit and tells its size; with
+    a torso of a user's own, which may not know how to be made so, with memory."""
     quick = dataclasses.replace(experiment.model, init="fan-in")  # to see that it fits, any numbers will do
-    with torch.device("meta"):
+    where = "cpu" if is_code(experiment.model.torso) else "meta"
+    with torch.device(where), torch.random.fork_rng(devices=[]):
         model = make_network(dataclasses.replace(experiment, model=quick), spec)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -95,9 +99,17 @@ def check_room(experiment: Experiment, spec: EnvSpec, device: torch.device) -> N
     )
 
 
+def check_loggers(experiment: Experiment) -> None:
+    """Refuse a tracker whose package is not there, before anything is made for the run."""
+    for name in experiment.run.loggers:
+        found = find_spec(name) is not None
+        require(found, f"run.loggers names {name}, which is not installed; run: pip install {name}")
+
+
 def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
     where workers have made some. Refuses what fits into no memory."""
+    check_loggers(experiment)
     device = choose_compute(experiment.run).device
     place(experiment, device.type)
     if spec is None:

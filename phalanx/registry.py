@@ -23,6 +23,7 @@ from phalanx.config import (
     ToyConfig,
 )
 from phalanx.envs import Env
+from phalanx.given import spoken
 from phalanx.runtime.seeds import Role, stream
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ ALGORITHMS: dict[type, tuple[str, Family]] = {
     DQNConfig: ("phalanx.algorithms.dqn:make", VALUE_BASED),
     C51Config: ("phalanx.algorithms.c51:make", VALUE_BASED),
 }
+
+
+GIVEN_ALGORITHM = "phalanx.algorithms.given:make"
+"""A class of a user's own, in whichever family its configuration is."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,14 @@ def make_experience(experiment: Experiment, spec: EnvSpec, environments: int, de
 
 
 def make_algorithm(experiment: Experiment, model: nn.Module) -> Algorithm:
-    return find(ALGORITHMS[type(experiment.algorithm)][0])(experiment, model)
+    given = experiment.algorithm.code
+    return find(GIVEN_ALGORITHM if given else ALGORITHMS[type(experiment.algorithm)][0])(experiment, model)
+
+
+def algorithm_name(experiment: Experiment) -> str:
+    """As people call it."""
+    given = experiment.algorithm.code
+    return spoken(given) if given else type(experiment.algorithm).__name__.removesuffix("Config")
 
 
 def topology(experiment: Experiment) -> Topology:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import phalanx  # noqa: F401  first: it tells torch's threads to sleep, not spin, and torch reads that when loaded
@@ -11,6 +12,13 @@ import torch  # isort: skip
 from phalanx.cli.main import main  # isort: skip
 from phalanx.topologies import serial, synchronous  # isort: skip
 from whole_runs import Moody  # isort: skip
+from hypothesis import settings  # isort: skip
+
+settings.register_profile("untimed", deadline=None)  # no test asserts a time, and the machine may be busy
+settings.load_profile("untimed")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background has it ignored, and children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,9 +27,9 @@ LAYERS = (
     "learning probe",
     "replica",
     "runs cluster",
-    "topologies",
+    "topologies agent",
     "bench",
-    "studies",
+    "studies api",
     "cli",
     "__main__",
 )

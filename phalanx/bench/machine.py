@@ -121,7 +121,12 @@ def sampling(experiment: Experiment, seconds: float, repeats: int) -> dict[str, 
         raise UserError("phalanx bench sampling compares with the Atari emulator; choose an Atari preset")
     compute = choose_compute(experiment.run)
     placement = place(experiment, compute.device.type)
-    workers, per_worker = max(1, placement.workers), placement.envs_per_worker
+    workers, per_worker = placement.workers, placement.envs_per_worker
+    require(
+        workers > 0,
+        f"phalanx bench sampling measures worker processes, and {experiment.topology.name} has none; add --topology "
+        "synchronous",
+    )
     samples: dict[str, list[float]] = {"emulator_sps": [], "sampling_sps": [], "inference_sps": []}
     with BareEmulators(experiment.env.name, workers, per_worker) as emulators:
         for _ in range(repeats):

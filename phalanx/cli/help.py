@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-from phalanx.config import TOPOLOGIES, C51Config, DQNConfig, Experiment, SerialConfig, experiment
+from phalanx.config import TOPOLOGIES, AlgorithmConfig, C51Config, DQNConfig, Experiment, SerialConfig, experiment
 from phalanx.config.flags import parse_flags, parse_options
+from phalanx.config.own import own_hints, own_values
 from phalanx.config.presets import PRESETS, default_preset, preset
 
 USUAL = (
@@ -45,6 +46,8 @@ UNUSED: dict[str, Callable[[Experiment], bool]] = {
         lambda e: isinstance(e.topology, SerialConfig),
     ),
     "algorithm.discount_length": lambda e: getattr(e.algorithm, "final_discount", None) is None,
+    "algorithm.code": lambda e: True,  # what --algorithm sets,
+    "algorithm.settings": lambda e: True,  # and the flags of its own fields
     "algorithm.huber": lambda e: isinstance(e.algorithm, C51Config),
     **dict.fromkeys(
         ("priority_exponent", "importance_start", "importance_length", "new_priority"),
@@ -107,6 +110,10 @@ def show(program: str, text: str, base: Experiment, everything: bool) -> None:
     shown = [flag(base, name, documents) for name in usual]
     words = tyro.conf.arg(name="topology", help=f"Another way to run the pieces: {', '.join(TOPOLOGIES)}.")
     shown.append(("topology_", Annotated[str, words], dataclasses.field(default=base.topology.name)))
+    words = tyro.conf.arg(
+        name="algorithm", help="A class of your own in this one's place: module:Class, file.py:Class."
+    )
+    shown.append(("algorithm_", Annotated[str, words], dataclasses.field(default=base.algorithm.code)))
     parts = [part(base, name, {*usual, *unused}, documents) for name in ("env", "model", "algorithm", "optimizer")]
     parts += [part(base, name, {*usual, *unused}, documents) for name in ("sampler", "topology", "run")]
     kind = dataclasses.make_dataclass("Flags", [*shown, *(found for found in parts if found is not None)])
@@ -136,13 +143,19 @@ def part(base: Experiment, name: str, without: set[str], documents: dict[tuple[s
     """A field that holds what is left of a part of the experiment; None if nothing is."""
     value = getattr(base, name)
     left = [each.partition(".")[2] for each in names(base) if each.startswith(f"{name}.") and each not in without]
-    if not left:
+    fields = [flag(base, f"{name}.{each}", documents, each) for each in left]
+    fields += own_flags(base.algorithm) if name == "algorithm" else []
+    if not fields:
         return None
-    kind = dataclasses.make_dataclass(
-        type(value).__name__, [flag(base, f"{name}.{each}", documents, each) for each in left], frozen=True
-    )
+    kind = dataclasses.make_dataclass(type(value).__name__, fields, frozen=True)
     kind.__doc__ = type(value).__doc__
     return name, kind, dataclasses.field(default_factory=kind)
+
+
+def own_flags(algorithm: AlgorithmConfig) -> list[Any]:
+    """Of the fields that a user's own algorithm has beyond ours."""
+    hints, values = own_hints(algorithm), own_values(algorithm)
+    return [(name, hint, dataclasses.field(default=values[name])) for name, hint in hints.items()]
 
 
 def flag(base: Experiment, name: str, documents: dict[tuple[str, str], str], shown: str | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -12,36 +11,47 @@ from importlib import import_module
 
 from phalanx import __version__
 from phalanx.errors import EnvironmentFailed, RunError, UserError, tell, unknown
+from phalanx.given import look_here
 from phalanx.runtime import streams
 from phalanx.runtime.signals import Interrupted, interrupt_once
 
 USAGE = """usage: phalanx COMMAND ...
 
-  train PRESET [--flags]    train an agent                  phalanx train ppo --env.game breakout --algorithm.epochs 3
-  resume RUN_DIR            continue a run where it stopped  phalanx resume runs/NAME --run.steps 20000000
-  eval RUN_DIR              play whole games, report scores  phalanx eval runs/NAME --games 30
-  play RUN_DIR --video F    record games as .mp4 or .gif     phalanx play runs/NAME --video out.mp4
-  bench WHAT                measure this machine: sampling, training PRESET, or gpu (all of it, with a GPU)
-  tune PRESET [--flags]     find the fastest sampler for this machine, for --from
+  train PRESET [--flags]    train an agent
+  resume RUN_DIR [--flags]  continue a run where it stopped
+  eval RUN_DIR              play whole games, report scores
+  play RUN_DIR --video F    record games as .mp4 or .gif
+  export RUN_DIR DIR        weights, model card and video, to give away
   plan PRESET [--flags]     what would run, without running
-  study NAME [--flags]      what learning is like: gradients, norms, secondary, lag; a figure and its data
+  bench WHAT                measure this machine: sampling, training, or gpu
+  tune PRESET [--flags]     find the fastest sampler for this machine
+  study NAME [--flags]      what learning is like, as a figure and its data
   presets                   the presets, one line each
+  completion SHELL          Tab for bash or zsh
 
-  --from FILE               fields of the experiment, such as phalanx tune writes; other flags win over it
-  COMMAND --help            the options of a command; train PRESET --help: the flags of a preset
+  COMMAND --help            the options of a command
+  train PRESET --help       the flags of a preset
+  --from FILE               fields of the experiment; other flags win over it
   --version                 the version of phalanx
-  --debug                   show the whole traceback of an error"""
+  --debug                   show the whole traceback of an error
+
+  phalanx train ppo-gym --env.id CartPole-v1 --run.steps 100000
+  phalanx train ppo --env.game breakout --sampler.environments 64
+  phalanx resume runs/NAME --run.steps 20000000
+  phalanx play runs/NAME --video play.mp4"""
 
 COMMANDS = {
     "train": "phalanx.cli.train:train",
     "resume": "phalanx.cli.train:resume",
     "eval": "phalanx.cli.play:evaluate_command",
     "play": "phalanx.cli.play:play",
+    "export": "phalanx.cli.export:command",
     "bench": "phalanx.bench:command",
     "tune": "phalanx.bench.tune:command",
     "plan": "phalanx.cli.plan:command",
     "study": "phalanx.cli.study:command",
     "presets": "phalanx.cli.main:presets",
+    "completion": "phalanx.cli.completion:command",
 }
 
 TAKE_FLAGS = ("train", "plan", "resume")  # of an experiment; the others have options of their own
@@ -57,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(USAGE)
             return 0
-        find_environments_here()
+        look_here()
         if arguments[0] == "--version":
             print(f"phalanx {__version__}")
             return 0
@@ -114,18 +124,15 @@ def show_traceback(error: BaseException | None) -> None:
 def presets(arguments: list[str]) -> int:
     from phalanx.config.presets import PRESETS
 
+    if arguments:
+        from phalanx.cli.options import PresetsOptions
+        from phalanx.config.flags import parse_options
+
+        parse_options(PresetsOptions, "presets", arguments)
     print(f"{'default':<18} the preset for this kind of machine: pong, or pong-fast with a GPU; what `make train` runs")
     for name, (text, _) in PRESETS.items():
         print(f"{name:<18} {text}")
     return 0
-
-
-def find_environments_here() -> None:
-    """A user's own environments may be modules of the current directory. It comes last, so that a file there never
-    stands in for a module of phalanx, of Python or of a package; workers do the same."""
-    with contextlib.suppress(OSError):  # a directory that was removed holds none
-        if not {"", os.getcwd()} & set(sys.path):
-            sys.path.append(os.getcwd())
 
 
 def entry() -> None:

@@ -8,8 +8,9 @@ from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
+from phalanx.given import spoken
 from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, resolve_replicas, rollouts_bytes
-from phalanx.registry import MakeEnv, memory_of, replicas, topology
+from phalanx.registry import MakeEnv, algorithm_name, memory_of, replicas, topology
 from phalanx.replay.memory import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import Compute, choose_compute
@@ -36,8 +37,7 @@ def describe(experiment: Experiment) -> str:
     lines = [
         (
             "preset",
-            f"{experiment.preset}: {type(experiment.algorithm).__name__.removesuffix('Config')} on "
-            f"{experiment.topology.name}, {experiment.env.name}",
+            f"{experiment.preset}: {algorithm_name(experiment)} on {experiment.topology.name}, {experiment.env.name}",
         ),
         *_machine(part, cores),
         *_batches(part),
@@ -147,7 +147,7 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     if (memory := memory_of(experiment)) is not None:
         replay = replay_bytes(memory, spec, experiment.sampler.environments)
     return [
-        ("model", f"{experiment.model.torso}, {parameters:,} parameters"),
+        ("model", f"{spoken(experiment.model.torso)}, {parameters:,} parameters"),
         (
             "memory",
             f"rollouts {rollouts / 2**20:.1f} MiB, parameters, gradient and optimiser about "

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.directories import existing_run
 from phalanx.config.flags import parse_options
-from phalanx.errors import require, tell
+from phalanx.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from phalanx.config import EnvConfig
     from phalanx.sampling.player import Shown
 
 
@@ -87,8 +87,6 @@ def evaluate_command(arguments: list[str]) -> int:
 
 def play(arguments: list[str]) -> int:
     options = parse_options(PlayOptions, "play", arguments)
-    from phalanx.config import AtariConfig
-    from phalanx.runs.caption import captioned
     from phalanx.runs.video import check_format, check_place, write_video
     from phalanx.sampling.player import Player
 
@@ -105,11 +103,7 @@ def play(arguments: list[str]) -> int:
         for now in itertools.islice(player.games(games), most):
             under_way[:] = [] if now.over else [now]
             scores.extend([now.score] if now.over else [])
-            yield (
-                captioned(now.picture, f"SCORE {now.score:.0f}  STEP {now.step}")
-                if isinstance(config, AtariConfig)
-                else now.picture
-            )
+            yield drawn(now, config)
 
     count = write_video(options.video, shown(), player.fps)
     words = [f"{count:,} pictures at {player.fps:g} per second"]
@@ -121,27 +115,29 @@ def play(arguments: list[str]) -> int:
     return 0
 
 
+def drawn(shown: Shown, config: EnvConfig) -> np.ndarray:
+    """A picture as a video shows it; that of an Atari game, whose own display differs from game to game, with its score
+    and step."""
+    from phalanx.config import AtariConfig
+    from phalanx.runs.caption import captioned
+
+    if not isinstance(config, AtariConfig):
+        return shown.picture
+    return captioned(shown.picture, f"SCORE {shown.score:.0f}  STEP {shown.step}")
+
+
 def load_policy(options: GameOptions):  # type: ignore[no-untyped-def]
     """Environment, policy, device and counters of a run's checkpoint, by the options of `eval` and `play`."""
-    import dataclasses
+    from phalanx.agent import load_agent
 
-    from phalanx.config.stored import load
-    from phalanx.parameters.flat import FlatParameters
-    from phalanx.registry import MakeEnv, make_evaluation_policy, make_network
-    from phalanx.runs.directory import run_checkpoints
-    from phalanx.runtime.device import choose_compute
-    from phalanx.types import Progress
-
-    experiment = load(existing_run(options.run) / "config.json").validate()
-    checkpoints = run_checkpoints(experiment, options.run, tell)
-    loaded = checkpoints.load_best() if options.best else checkpoints.load()
-    device = options.device or experiment.run.device
-    compute = choose_compute(dataclasses.replace(experiment.run, device=device), "--device cpu")
-    spec = MakeEnv(experiment.env, 0)(0).spec
-    model = make_network(experiment, spec).to(compute.device)
-    FlatParameters(model).load(loaded.weights)
-    policy = make_evaluation_policy(experiment, model, compute, options.greedy)
-    return experiment.env, policy, compute, Progress(**loaded.state["clocks"])
+    agent = load_agent(
+        options.run,
+        best=options.best,
+        greedy=options.greedy,
+        device=options.device,
+        instead="--device cpu",
+    )
+    return agent.experiment.env, agent.policy(), agent.compute, agent.progress
 
 
 def not_negative(value: int, name: str) -> int:

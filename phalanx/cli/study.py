@@ -5,18 +5,20 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from phalanx.cli.options import StudyOptions
+from phalanx.config.flags import parse_options
 from phalanx.errors import unknown
 from phalanx.studies import STUDIES
 
 
 def command(arguments: list[str]) -> int:
     """Run a study; without a name, list them."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: phalanx study NAME [--flags] [--flags.of.the.preset]\n")
+    if not arguments:
         for name, study in STUDIES.items():
-            print(f"  {name:<12} {study.text}")
-        print("\n  study NAME --help         every flag of a study")
+            print(f"{name:<12} {study.text}")
         return 0
+    if arguments[0] in ("-h", "--help"):
+        parse_options(StudyOptions, "study", arguments)
     name, flags = arguments[0], arguments[1:]
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)

@@ -243,7 +243,7 @@ class Fleet:
         wanted = max(1, min(self.quorum, alive))
         if wanted == self.present_quorum:
             return
-        if wanted < self.quorum and getattr(self.topology, "too_few", "lower") == "stop":
+        if wanted < self.quorum and isinstance(self.topology, DBA3CConfig) and self.topology.too_few == "stop":
             raise RunError(
                 f"{alive} workers are alive, but a step needs the gradients of {self.quorum}; start more, or go on "
                 "with fewer by --topology.too-few lower"

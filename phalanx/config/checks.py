@@ -4,7 +4,8 @@ do. `Experiment.validate` runs them before anything else happens. The bounds of 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_type_hints
+import json
+from typing import Any, get_args, get_type_hints
 
 from phalanx.config.bounds import bounds_of
 from phalanx.config.experiment import (
@@ -17,12 +18,15 @@ from phalanx.config.experiment import (
     Experiment,
     GA3CConfig,
     GorilaConfig,
+    GymnasiumConfig,
     PPOConfig,
     SynchronousConfig,
+    Torso,
     nearest_divisor,
 )
 from phalanx.config.stored import require_choice
-from phalanx.errors import require
+from phalanx.errors import require, unknown
+from phalanx.given import is_code
 
 LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
 
@@ -30,8 +34,8 @@ LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take 
 def check(experiment: Experiment) -> None:
     """Every check of values that are within their bounds, or a UserError from the first that fails."""
     _choices(experiment)
-    checks = (_atari, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas, _optimizer, _model)
-    for one in checks:
+    checks = (_atari, _gymnasium, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas)
+    for one in (*checks, _optimizer, _model):
         one(experiment)
 
 
@@ -63,6 +67,25 @@ def _atari(experiment: Experiment) -> None:
     require(env.skip_min <= env.skip, f"env.skip_min is {env.skip_min}: choose 1..env.skip ({env.skip})")
     require(env.noop_min <= env.noop_max, "env.noop_min must lie in 0..env.noop_max")
     require(env.color == "gray" or env.frame == "84x84", "env.color rgb needs env.frame 84x84")
+
+
+def _gymnasium(experiment: Experiment) -> None:
+    env = experiment.env
+    if not isinstance(env, GymnasiumConfig):
+        return
+    require(is_object(env.kwargs), f'env.kwargs is {env.kwargs}, but must be a JSON object, such as {{"size": 5}}')
+    require(
+        not env.wrap or is_code(env.wrap),
+        f"env.wrap is {env.wrap}, but must name a function as module:function or file.py:function",
+    )
+
+
+def is_object(text: str) -> bool:
+    """Is it a JSON object, or nothing?"""
+    try:
+        return not text or isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _sampler(experiment: Experiment) -> None:
@@ -244,6 +267,8 @@ def _optimizer(experiment: Experiment) -> None:
 
 def _model(experiment: Experiment) -> None:
     env, model = experiment.env, experiment.model
+    if model.torso not in get_args(Torso) and not is_code(model.torso):
+        raise unknown("value of model.torso", model.torso, get_args(Torso))
     if isinstance(env, AtariConfig):
         require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
 

@@ -14,8 +14,10 @@ from typing import Literal
 
 from phalanx.config.bounds import number
 from phalanx.errors import require
+from phalanx.given import spoken
 
 Clock = Literal["steps", "updates", "episodes"]
+Torso = Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"]
 
 STEPS = 10**15
 """More than any run takes; times the frames of a step it still fits 64 bits."""
@@ -70,17 +72,21 @@ class GymnasiumConfig:
     """Any Gymnasium environment with discrete actions and a Box observation."""
 
     id: str = "CartPole-v1"
-    """Registered name, as for gymnasium.make."""
+    """Registered name, as for gymnasium.make; or code of your own that makes one: module:function, file.py:Class."""
     stack: int = number(1, least=1, most=254)
     """Observations the policy sees at once."""
     max_steps: int = number(0, least=0, most=STEPS)
     """Truncate after so many steps; 0 keeps the environment's own limit."""
     reward: Literal["sign", "clip", "raw"] = "raw"
     """The reward learnt from: its sign, clipped to [-1, 1], or as it is."""
+    kwargs: str = ""
+    """What it is made with, as a JSON object, such as {"map_name": "8x8"}."""
+    wrap: str = ""
+    """module:function or file.py:function that takes the environment and returns it wrapped; empty: none does."""
 
     @property
     def name(self) -> str:
-        return self.id
+        return spoken(self.id)
 
 
 @dataclass(frozen=True)
@@ -99,10 +105,10 @@ class ToyConfig:
 class ModelConfig:
     """The network."""
 
-    torso: Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"] = "nature"
+    torso: Torso | str = "nature"
     """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
     padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling. residual: 32-64
-    with residual blocks besides, for a GPU. mlp: two hidden layers."""
+    with residual blocks besides, for a GPU. mlp: two hidden layers. Or a function of your own: module:function."""
     hidden: int = number(0, least=0, most=1_000_000)
     """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64)."""
     width: int = number(1, least=1, most=1_000)
@@ -144,6 +150,10 @@ class A2CConfig:
     """max: probabilities are raised to `log_floor` instead, as in GA3C's public code; below it no gradient is left."""
     vtrace: bool = False
     """Correct returns and advantages for the lag with the truncated importance weights of V-trace."""
+    code: str = ""
+    """Class of your own that learns in its place, as module:Class or file.py:Class; empty: none does."""
+    settings: str = ""
+    """Values of that class's own fields, as a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,10 @@ class PPOConfig:
     """Weight of the entropy bonus."""
     normalize_advantage: bool = True
     """Zero mean and unit deviation of advantages within a minibatch."""
+    code: str = ""
+    """Class of your own that learns in its place, as module:Class or file.py:Class; empty: none does."""
+    settings: str = ""
+    """Values of that class's own fields, as a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,10 @@ class DQNConfig:
     """Priority of new transitions: the greatest seen so far, or 1."""
     checkpoint_replay: bool = False
     """Write the memory into checkpoints: resuming is then exact, at the price of disk space."""
+    code: str = ""
+    """Class of your own that learns in its place, as module:Class or file.py:Class; empty: none does."""
+    settings: str = ""
+    """Values of that class's own fields, as a JSON object."""
 
     def updates_per_rollout(self, rollout_steps: int) -> float:
         # rounded, so that an intensity such as 0.333333333 can mean a third
@@ -519,6 +537,8 @@ class RunConfig:
     """Torch threads of the owner; 0 means every core the process may use, and one with a GPU."""
     log_every: float = number(5.0, above=0, most=1e9)
     """Seconds between two records in metrics.jsonl."""
+    loggers: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Experiment trackers that get every record, too, from processes of their own. Packages to be installed."""
     checkpoint_every: float = number(300.0, least=0, most=math.inf)
     """Seconds between two checkpoints; one is always written at the end."""
     checkpoint_updates: int = number(0, least=0, most=STEPS)

@@ -6,10 +6,12 @@ The commands of `cli/` and the benchmarks parse through these.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, TypeVar
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
 from phalanx.config.overlay import take_files
+from phalanx.config.own import own_fields, own_hints, own_values, with_algorithm, with_own_values
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import UserError, unknown
 
@@ -35,6 +37,8 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
     import tyro
 
     base, flags = choose_topology(base, flags)
+    base, flags = choose_algorithm(base, flags)
+    base, flags = change_own_fields(program, base, flags)
     kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]
     return tyro.cli(kind, prog=program, default=base, args=flags)
 
@@ -63,10 +67,52 @@ def _as_words() -> tuple[Any, ...]:
 
 def choose_topology(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:
     """`--topology NAME` swaps the whole topology; what is left are flags of fields."""
-    if "--topology" not in flags[:-1]:
+    name, rest = take(flags, "--topology")
+    if name is None:
         return base, flags
-    at = flags.index("--topology")
-    name = flags[at + 1]
     if name not in TOPOLOGIES:
         raise unknown("topology", name, TOPOLOGIES)
-    return dataclasses.replace(base, topology=TOPOLOGIES[name]()), flags[:at] + flags[at + 2 :]
+    return dataclasses.replace(base, topology=TOPOLOGIES[name]()), rest
+
+
+def choose_algorithm(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:
+    """`--algorithm module:Class` has a user's class learn; what is left are flags of fields."""
+    text, rest = take(flags, "--algorithm")
+    return (base, flags) if text is None else (with_algorithm(base, text), rest)
+
+
+def change_own_fields(program: str, base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:
+    """Flags of fields that a user's own algorithm has beyond ours; what is left are those of the experiment."""
+    own = own_fields(base.algorithm)
+    names = {f"--algorithm.{name}".replace("_", "-"): name for name in own}
+    hints, present, theirs, words = (
+        own_hints(base.algorithm) if own else {},
+        own_values(base.algorithm),
+        [],
+        iter(flags),
+    )
+    rest = []
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag.replace("_", "-") not in names:
+            rest.append(word)
+            continue
+        theirs += [word] if equals else [word, *itertools.islice(words, 1)]
+    if not theirs:
+        return base, rest
+    import tyro
+
+    fields = [(name, hints[name], dataclasses.field(default=present[name])) for name in own]
+    inner = dataclasses.make_dataclass("Own", fields, frozen=True)
+    outer: Any = dataclasses.make_dataclass("Flags", [("algorithm", inner, dataclasses.field(default=inner()))])
+    parsed = tyro.cli(outer, prog=program, args=theirs, config=(tyro.conf.FlagConversionOff,))
+    return dataclasses.replace(base, algorithm=with_own_values(base.algorithm, vars(parsed.algorithm))), rest
+
+
+def take(flags: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of a flag, None if it is not there, and the other flags."""
+    for at, word in enumerate(flags):
+        flag, equals, value = word.partition("=")
+        if flag == name and (equals or at + 1 < len(flags)):
+            return (value, flags[:at] + flags[at + 1 :]) if equals else (flags[at + 1], flags[:at] + flags[at + 2 :])
+    return None, flags

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from phalanx.config.experiment import Experiment
-from phalanx.config.stored import CONFIG_BYTES, build
+from phalanx.config.stored import CONFIG_BYTES, IN_FILE, build
 from phalanx.errors import UserError, require, unknown
 from phalanx.files import read_plain
 
@@ -48,13 +48,13 @@ def overlaid(base: Experiment, path: Path) -> Experiment:
             if part not in parts:
                 raise unknown("configuration key", part, parts)
             require(isinstance(given, dict), f"{part} must be an object with named values")
-            base = dataclasses.replace(base, **{part: _part(hints[part], getattr(base, part), part, given)})
+            base = dataclasses.replace(base, **{part: changed_part(hints[part], getattr(base, part), part, given)})
     except UserError as error:
-        raise UserError(f"in {path}: {error}") from None
+        raise UserError(f"in {path}: {str(error).replace(IN_FILE, '')}") from None
     return base
 
 
-def _part(hint: Any, present: Any, name: str, given: dict[str, Any]) -> Any:
+def changed_part(hint: Any, present: Any, name: str, given: dict[str, Any]) -> Any:
     """A part with some fields changed, or one of another kind, which the file then describes whole."""
     known, names = get_type_hints(type(present)), get_args(get_type_hints(type(present)).get("name"))
     same = set(given) <= set(known) and (not names or given.get("name", names[0]) in names)

@@ -92,7 +92,7 @@ def _paac(torso: str) -> Experiment:
     """PAAC with the paper's values; the learning rate is .0007 for each environment."""
     return Experiment(
         env=PAPER_SETTINGS["paac"],
-        model=ModelConfig(torso=torso, init="fan-in"),  # type: ignore[arg-type]
+        model=ModelConfig(torso=torso, init="fan-in"),
         algorithm=A2CConfig(value_coef=0.25, entropy_coef=0.01, loss_scale=5.0, log_floor=1e-30),
         optimizer=OptimizerConfig(
             rule="rmsprop-inside",
@@ -115,7 +115,7 @@ def _ga3c(torso: str, first_stride: int = 4, tuner: str = "measured") -> Experim
     """GA3C; the loss is a sum over the batch, and the accumulator starts at 1 as in TensorFlow."""
     return Experiment(
         env=PAPER_SETTINGS["ga3c"],
-        model=ModelConfig(torso=torso, first_stride=first_stride, init="fan-in", scale="centred"),  # type: ignore[arg-type]
+        model=ModelConfig(torso=torso, first_stride=first_stride, init="fan-in", scale="centred"),
         algorithm=A2CConfig(value_coef=0.5, entropy_coef=0.01, reduction="sum", log_floor=1e-6),
         optimizer=OptimizerConfig(
             rule="rmsprop-inside",

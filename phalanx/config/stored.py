@@ -15,6 +15,7 @@ from phalanx.files import read_plain, write_whole
 
 CONFIG_BYTES = 1 << 20  # no configuration is larger
 LARGEST = 2**63  # whole numbers stay below
+IN_FILE = "; correct it in the run's config.json"
 
 
 ORIGIN = "made_with"
@@ -28,6 +29,17 @@ def save(experiment: Experiment, path: Path, origin: dict[str, Any] | None = Non
         write_whole(path, json.dumps(values, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); make room there and start again") from None
+
+
+def existing_run(directory: Path) -> Path:
+    """The directory, if there is a run in it."""
+    try:
+        found = (directory / "config.json").is_file()
+    except OSError as error:
+        raise UserError(f"cannot read {directory} ({error.strerror}); ask its owner for permission") from None
+    if not found:
+        raise UserError(f"{directory} is no run directory: it has no config.json; give the one `phalanx train` named")
+    return directory
 
 
 def load(path: Path, report: Callable[[str], None] = tell) -> Experiment:
@@ -45,9 +57,10 @@ def load(path: Path, report: Callable[[str], None] = tell) -> Experiment:
         raise UserError(f"{path} is not valid JSON ({error}); restore it from the run's preset and flags") from None
     if isinstance(values, dict):
         values.pop(ORIGIN, None)
-    experiment: Experiment = _typed(Experiment, values := moved(values), str(path))
+    experiment: Experiment = typed(Experiment, values := moved(values), str(path))
     for name, default in missing(experiment, values).items():
-        report(f"{path} lacks {name}; taking the default {default}")
+        if default != "":  # what is empty by default changes nothing
+            report(f"{path} lacks {name}; taking the default {default}")
     return experiment
 
 
@@ -95,15 +108,19 @@ def build(kind: Any, values: dict[str, Any], where: str = "") -> Any:
         raise unknown("configuration key", f"{where}{_short(stranger)[1:-1]}", [where + n for n in names])
     member = min(matching, key=lambda member: len(known[member]))
     hints = get_type_hints(member)
-    return member(**{key: _typed(hints[key], value, where + key) for key, value in values.items()})
+    return member(**{key: typed(hints[key], value, where + key) for key, value in values.items()})
 
 
-def _typed(hint: Any, value: Any, name: str) -> Any:
+def typed(hint: Any, value: Any, name: str) -> Any:
     """A value of the configuration, built or checked as its type wants."""
     if dataclasses.is_dataclass(hint) or any(dataclasses.is_dataclass(member) for member in get_args(hint)):
         if not isinstance(value, dict):
             raise UserError(f"{name} must be an object with named values, not {_short(value)}")
         return build(hint, value, "" if hint is Experiment else f"{name}.")
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{name} must be a list, not {_short(value)}; correct it in the run's config.json")
+        return tuple(_typed(get_args(hint)[0], each, name) for each in value)
     require_choice(hint, value, name)
     _require_type(hint, value, name)
     return value
@@ -112,17 +129,20 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
 def _require_type(hint: Any, value: Any, name: str) -> None:
     """Refuse a value of another type than its field's; a whole number will do for a float."""
     types = tuple(kind for kind in get_args(hint) or (hint,) if isinstance(kind, type))
-    fits = type(value) in types or (float in types and type(value) is int)
+    fits = type(value) in types or (float in types and type(value) is int) or (str in types and isinstance(value, str))
     if type(value) is int and abs(value) >= LARGEST:
-        raise UserError(f"{name} is {_short(value)}, but must be less than 2^63; correct it in the run's config.json")
+        raise UserError(f"{name} is {_short(value)}, but must be less than 2^63{IN_FILE}")
     if get_origin(hint) is not Literal and not fits:
         names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in types)
-        raise UserError(f"{name} must be of type {names}, not {_short(value)}; correct it in the run's config.json")
+        raise UserError(f"{name} must be of type {names}, not {_short(value)}{IN_FILE}")
 
 
 def require_choice(hint: Any, value: Any, name: str) -> None:
     """Refuse a value that is none of the words its type allows."""
-    if get_origin(hint) is Literal and value not in get_args(hint):
+    if get_origin(hint) is tuple:
+        for each in value:
+            require_choice(get_args(hint)[0], each, name)
+    elif get_origin(hint) is Literal and value not in get_args(hint):
         raise unknown(f"value of {name}", _short(value).strip("'"), get_args(hint))
 
 

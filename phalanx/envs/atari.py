@@ -223,6 +223,10 @@ class AtariEnv:
         score = float(self._score) if ended else math.nan
         return Outcome(self._shape_reward(float(reward)), score, terminated, ended and not terminated)
 
+    def new_screen(self) -> HalfScreen | AreaScreen:
+        """What makes frames of screens that come from elsewhere."""
+        return _make_screen(self._config, self._ale.getScreenDims()[0])
+
     def prepare(self) -> None:
         """Nothing: the states games begin at were made before the first one."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.config import GymnasiumConfig
+from phalanx.envs.given import make_env
 from phalanx.envs.rewards import REWARDS
 from phalanx.errors import UserError, in_words, unknown
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
@@ -25,8 +26,8 @@ LONGEST_REPLAY = 100_000  # steps of an episode that a resumed run plays again: 
 FASTEST_FPS = 1_000  # no environment is meant to be watched at more
 
 
-def make(name: str) -> Any:
-    """A new Gymnasium environment, able to render where it knows how to."""
+def make(name: str, **arguments: Any) -> Any:
+    """A new environment that is registered with Gymnasium, able to render where it knows how to."""
     try:
         import gymnasium
     except ImportError:
@@ -35,10 +36,10 @@ def make(name: str) -> Any:
         ) from None
     errors = gymnasium.error
     try:
-        env = gymnasium.make(name, disable_env_checker=True)
-        if "rgb_array" in env.metadata.get("render_modes", ()):
+        env = gymnasium.make(name, disable_env_checker=True, **arguments)
+        if "rgb_array" in env.metadata.get("render_modes", ()) and "render_mode" not in arguments:
             env.close()
-            env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
+            env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array", **arguments)
         return env
     except (errors.UnregisteredEnv, errors.DeprecatedEnv):
         if name.startswith("ALE/"):
@@ -58,7 +59,7 @@ class GymnasiumEnv:
     def __init__(self, config: GymnasiumConfig, seed: np.random.SeedSequence) -> None:
         self._config = config
         self._seed = seed
-        self._env = make(config.id)
+        self._env = make_env(config, make)
         self._twin: Any = None
         self._prepared: np.ndarray | None = None  # first observation of the next episode, which the twin holds
         self._episode = -1
@@ -67,9 +68,9 @@ class GymnasiumEnv:
         self._score = 0.0  # and its score
         self.heartbeat: Callable[[], None] = lambda: None
         self._shape_reward = REWARDS[config.reward]
-        actions = _action_space(self._env, config.id)
-        self._first_action = int(actions.start)
-        shape, dtype, self._axes = _frame_layout(self._env, config.id)
+        actions = _action_space(self._env, config.name)
+        self.first_action = int(actions.start)
+        shape, dtype, self._axes = _frame_layout(self._env, config.name)
         self.spec = EnvSpec(shape, np.dtype(dtype), int(actions.n))
 
     def reset(self, frame: np.ndarray) -> None:
@@ -81,11 +82,11 @@ class GymnasiumEnv:
         else:
             observation, self._prepared = self._prepared, None
             self._env, self._twin = self._twin, self._env
-        self._write(observation, frame)
+        self.write(observation, frame)
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         observation, reward, terminated, truncated = self._advance(int(action))
-        self._write(observation, frame)
+        self.write(observation, frame)
         score = self._score if terminated or truncated else math.nan
         return Outcome(self._shape_reward(reward), score, terminated, truncated and not terminated)
 
@@ -93,7 +94,7 @@ class GymnasiumEnv:
         """Reset the twin to the beginning of the next episode."""
         if self._prepared is None:
             if self._twin is None:
-                self._twin = make(self._config.id)
+                self._twin = make_env(self._config, make)
             observation, _ = self._twin.reset(seed=self._episode_seed(self._episode + 1))
             self._prepared = np.array(observation)
 
@@ -147,7 +148,7 @@ class GymnasiumEnv:
         self._steps, self._actions, self._score = 0, [], 0.0
 
     def _advance(self, action: int) -> tuple[Any, float, bool, bool]:
-        observation, reward, terminated, truncated, _ = self._env.step(action + self._first_action)
+        observation, reward, terminated, truncated, _ = self._env.step(action + self.first_action)
         self._steps += 1
         if self._steps <= LONGEST_REPLAY:
             self._actions.append(action)
@@ -159,7 +160,12 @@ class GymnasiumEnv:
         child = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, episode))
         return int(child.generate_state(1)[0])
 
-    def _write(self, observation: Any, frame: np.ndarray) -> None:
+    @property
+    def observation_space(self) -> Any:
+        return self._env.observation_space
+
+    def write(self, observation: Any, frame: np.ndarray) -> None:
+        """The frame that phalanx makes of an observation."""
         values = np.asarray(observation)
         frame[...] = values.reshape(frame.shape) if self._axes is None else values.transpose(self._axes)
 

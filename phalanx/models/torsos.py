@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from phalanx.config import ModelConfig
 from phalanx.errors import UserError, unknown
+from phalanx.given import is_code
+from phalanx.models.given import GivenTorso, given_torso
 from phalanx.models.pooling import max_pool
 from phalanx.types import EnvSpec
 
@@ -64,8 +66,10 @@ WORDS = {2: torch.int16, 4: torch.int32}  # by their bytes
 BA3C_CHANNELS = 16  # BA3C pads its 12 input channels to a multiple of this
 
 
-def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | MlpTorso:
+def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | MlpTorso | GivenTorso:
     """The torso a configuration names, for stacks of `stack` frames of `spec`."""
+    if is_code(config.torso):
+        return given_torso(config, spec, stack, *pixel_scale(config, spec))
     if config.torso not in HIDDEN:
         raise unknown("torso", config.torso, HIDDEN)
     if config.padding and config.torso not in ("nips", "nature"):

@@ -215,6 +215,9 @@ class Team(ABC):
         if dead.control is not None:
             self.poll.unregister(dead.control)
         dead.release()
+        if self.failed:  # the run is about to end, of what a successor would run into as well
+            self.done.add(rank)
+            return
         rows = self.shares[rank].rows(self.experiment.sampler.environments // len(self.shares))
         self.event(f"replica {rank} (environments {rows.start} to {rows.stop - 1}) died: {words}")
         if self._is_over:

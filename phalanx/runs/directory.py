@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import os
 import shlex
 import stat
@@ -32,10 +33,7 @@ def new_directory(experiment: Experiment, report: Callable[[str], None] = tell) 
     """A fresh run directory, or that of a run which ended before its first checkpoint; any other that exists is
     refused, never overwritten."""
     run = experiment.run
-    environment = experiment.env.name.replace("/", "-")
-    directory = Path(run.directory) / (
-        run.name or f"{experiment.preset}-{environment}-{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    directory = Path(run.directory) / (run.name or unused_name(experiment))
     made: list[Path] = []
     try:
         for parent in reversed(directory.parents):
@@ -55,6 +53,15 @@ def new_directory(experiment: Experiment, report: Callable[[str], None] = tell) 
         reason = error.strerror
         raise UserError(f"cannot make the run directory {directory}: {reason}; choose --run.directory") from None
     return directory
+
+
+def unused_name(experiment: Experiment) -> str:
+    """For a run that was given none: of preset, environment, seed and time, and a number where a run began in the same
+    second."""
+    run, environment = experiment.run, experiment.env.name.replace("/", "-")
+    name = f"{experiment.preset}-{environment}-{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(Path(run.directory) / name))
 
 
 def _unmake(made: list[Path]) -> None:

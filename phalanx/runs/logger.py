@@ -20,6 +20,7 @@ from phalanx.errors import RunError, UserError
 from phalanx.files import NotPlainError, open_new, open_plain, open_to_append
 from phalanx.runs.events import EventWriter
 from phalanx.runs.screen import REQUIRED, PlainLines, Screen, reopened
+from phalanx.runs.trackers import Trackers
 
 
 class MovedError(RunError):
@@ -33,8 +34,11 @@ class MovedError(RunError):
 class Logger:
     """Keeps the records of one run and shows them; a context manager that always gives the terminal back."""
 
-    def __init__(self, run_directory: Path, screen: Screen, resume: bool = False) -> None:
+    def __init__(
+        self, run_directory: Path, screen: Screen, resume: bool = False, trackers: Trackers | None = None
+    ) -> None:
         self._directory = run_directory
+        self._trackers = trackers
         self._metrics_path = run_directory / "metrics.jsonl"
         if not resume and os.path.lexists(self._metrics_path):
             raise UserError(f"{self._metrics_path} exists already; resume that run or choose another run.name")
@@ -49,8 +53,8 @@ class Logger:
         self._screen = screen
         self._closed = False
 
-    def record(self, values: dict[str, Any]) -> None:
-        """Keep one record and show it; every name in REQUIRED must be there, more are welcome."""
+    def record(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep one record and show it; every name in REQUIRED must be there, more are welcome. What was kept of it."""
         missing = [name for name in REQUIRED if name not in values]
         if missing:
             raise ValueError(f"a log record lacks {', '.join(missing)}")
@@ -62,6 +66,9 @@ class Logger:
             self._events.scalars(values["steps"], time.time(), scalars)
             self._events.flush()
         self._draw(lambda: self._screen.show(plain))
+        for sentence in self._trackers.record(plain) if self._trackers else []:
+            self.event(sentence)
+        return plain
 
     def require_place(self) -> None:
         """Raise MovedError if the directory's name does not lead to the directory any more: files that are open would
@@ -110,6 +117,13 @@ class Logger:
         if self._closed:
             return
         self._closed = True
+        try:
+            for sentence in self._trackers.close() if self._trackers else []:
+                self.event(sentence)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._draw(self._screen.close)
         with self._disk(), contextlib.ExitStack() as stack:
             stack.callback(os.close, self._place)

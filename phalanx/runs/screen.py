@@ -131,6 +131,23 @@ class PlainLines:
         pass
 
 
+class Silence:
+    """Nobody looks: `metrics.jsonl` and `events.log` have it all."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.stream: TextIO = open(os.devnull, "w")  # noqa: SIM115  as long as the screen
+
+    def doing(self, text: str) -> None: ...
+
+    def show(self, values: Values) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None:
+        self.stream.close()
+
+
 class LivePanel:
     """A panel redrawn in place every second; `console` is the terminal unless another one is given."""
 

@@ -23,12 +23,15 @@ import numpy as np
 import torch
 
 from phalanx.config import Experiment
+from phalanx.config.code import code_of
 from phalanx.config.stored import load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
+from phalanx.given import Given
 from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
-from phalanx.registry import make_evaluation_policy, make_network, replicas
+from phalanx.probe import check_loggers
+from phalanx.registry import algorithm_name, make_evaluation_policy, make_network, replicas
 from phalanx.replica.report import Report, Source, summed
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
@@ -36,6 +39,7 @@ from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
+from phalanx.runs.trackers import Trackers
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals
@@ -46,6 +50,8 @@ from phalanx.sampling.placement import place
 from phalanx.sampling.processes import ProcessEnvs
 from phalanx.types import EnvSpec, Progress
 
+OnRecord = Callable[[dict[str, Any]], object]
+"""Takes each record as it is kept; one that returns False asks the run to stop."""
 SILENT_SECONDS = 600.0  # within which something must happen on a GPU, besides what a worker may take for a step
 
 
@@ -60,13 +66,18 @@ class Session:
         resume: Loaded | None = None,
         prestarted: ProcessEnvs | None = None,
         screen: Screen | None = None,
+        on_record: OnRecord | None = None,
     ) -> None:
+        if resume is not None and resume.state.get("exported"):
+            raise UserError(f"{directory} was exported: it can play, but not learn; resume the run that it comes from")
+        check_loggers(experiment)
         self.experiment = experiment
         self.directory = directory
         self.checkpoints = checkpoints
         self.loaded = resume
         self.prestarted = prestarted  # workers that were started before torch was loaded
         self.screen = screen or open_screen(goal_of(experiment))
+        self.on_record = on_record
         self.scores = ScoreWindow(100)
         self.lengths: deque[int] = deque(maxlen=100)  # steps of the last games
         self.progress = Progress()
@@ -110,11 +121,15 @@ class Session:
             if self.logger is not None:
                 self.event("stopped at once; what the newest checkpoint holds is kept")
             else:
-                self._write_event(f"stopped by {self.stop.name} before the first step")
+                self._stopped_early()
         except RunError:
             if self.stop.number is None or self.source is not None:
                 raise  # else the signal reached workers that were about to start
-            self._write_event(f"stopped by {self.stop.name} before the first step")
+            self._stopped_early()
+
+    def _stopped_early(self) -> None:
+        self.stop_reason = f"stopped by {self.stop.name} before the first step"
+        self._write_event(self.stop_reason)
 
     @contextlib.contextmanager
     def recording(self, source: Source, spec: EnvSpec, compute: Compute) -> Iterator[None]:
@@ -183,7 +198,7 @@ class Session:
         then, steps_then = self.speed_since
         self.last_record = (now, progress.steps)
         shares, rows = self.timing.shares(), self.lags.total()
-        self.logger.record(
+        kept = self.logger.record(
             {
                 "time_s": round(self.time_s, 3),
                 "steps": progress.steps,
@@ -207,6 +222,8 @@ class Session:
             }
         )
         self._forget_window()
+        if self.on_record is not None and self.on_record(kept) is False and not self.stop_reason:
+            self.stop_reason = "stopped by on_record"
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
@@ -235,7 +252,9 @@ class Session:
         self.compute, self.spec, self.frames_per_step = compute, spec.seen, spec.frames_per_step
         self.screen.goal.frames_per_step = spec.frames_per_step
         self.screen.goal.device = f"{compute.device}, {precision_of(compute)}"
-        self.logger = Logger(self.directory, self.screen, resume=self.loaded is not None)
+        resumed = self.loaded is not None
+        trackers = Trackers(run.loggers, self.directory, dataclasses.asdict(self.experiment), resumed)
+        self.logger = Logger(self.directory, self.screen, resumed, trackers)
         self.logger.doing("")
         self.source = source
         self.event(self._first_line())
@@ -296,7 +315,7 @@ class Session:
         path = self.keeper.write(source, with_envs, last=True)
         progress = self.progress
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
-        end, run = f"{self.stop_reason} after {self.time_s:.0f} s", shlex.quote(str(self.directory))
+        end = f"{self.stop_reason} after {self.time_s:.0f} s"
         self._write_event(f"{end}; the checkpoint is {path}")
         self.logger.summary(
             [
@@ -304,11 +323,20 @@ class Session:
                 f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
                 f"mean score of the last {min(self.scores.count, 100)} games: {score}",
                 f"checkpoint: {path}",
-                f"next: phalanx eval {run}",
-                f"      phalanx play {run} --video play.mp4",
-                f"      phalanx resume {run}",
+                *self._next_commands(),
             ]
         )
+
+    def _next_commands(self) -> list[str]:
+        """What people may want to do now. Code that was given as a Python object is known to this process alone."""
+        if any(isinstance(text, Given) for text in code_of(self.experiment).values()):
+            return [f"next: phalanx.load({str(self.directory)!r})"]
+        run = shlex.quote(str(self.directory))
+        return [
+            f"next: phalanx eval {run}",
+            f"      phalanx play {run} --video play.mp4",
+            f"      phalanx resume {run}",
+        ]
 
     def _evaluate(self) -> None:
         """Play whole games with a model of its own, which takes the source's newest parameters."""
@@ -353,7 +381,7 @@ class Session:
 
     def _first_line(self) -> str:
         """What runs, and with which choices that were left to phalanx."""
-        algorithm = type(self.experiment.algorithm).__name__.removesuffix("Config")
+        algorithm = algorithm_name(self.experiment)
         device, seed = f"{self.compute.device}, {precision_of(self.compute)}", self.experiment.run.seed
         return f"{algorithm} on {self.experiment.env.name}, {device}, seed {seed}"
 

@@ -27,6 +27,7 @@ from phalanx.runtime.channel import receive, send
 
 START_TIMEOUT = 120.0  # seconds a child may take to get ready, or to answer
 STOP_TIMEOUT = 2.0  # seconds a child may take to leave
+KILL_TIMEOUT = 60.0  # seconds the system may take to end a killed one, whose memory it frees, on a loaded machine
 FAREWELL = 5.0  # seconds that telling the parent of an error may take
 LONGEST_TRACEBACK = 16_000  # characters: less than a socket takes whether or not somebody reads
 # The path is replaced before anything else is imported, so that a child runs the code its parent runs: `python -m` and
@@ -114,7 +115,7 @@ class Child:
     def wait_for_death(self) -> None:
         """Of a child that is known to be dying."""
         assert self.process is not None
-        self.process.wait(timeout=STOP_TIMEOUT)
+        self.process.wait(timeout=KILL_TIMEOUT)
 
     @property
     def is_reachable(self) -> bool:
@@ -126,7 +127,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         try:
-            self.process.wait(timeout=STOP_TIMEOUT)
+            self.process.wait(timeout=KILL_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise RunError(f"{self.name} cannot be killed; it hangs in the system") from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -70,6 +71,8 @@ class StopSignals:
         return 0 if self.number is None else 128 + self.number
 
     def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's, and it has other things to do
         nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         heeded = STOPS - {signal.SIGHUP} if nohup else STOPS
         self.handlers = {number: signal.signal(number, self._arrived) for number in heeded}
@@ -88,7 +91,8 @@ class StopSignals:
 
     def calm(self) -> None:
         """No interruption any more by the first signal's clock."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:

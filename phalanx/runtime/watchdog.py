@@ -1,4 +1,4 @@
-"""The watchdog: ends a process whose main thread hangs where no signal reaches it.
+"""The watchdog: ends a process whose main thread, or whichever a run is in, hangs where no signal reaches it.
 
 Python runs the handlers of signals in the main thread, between two instructions. While that thread waits for a GPU that
 will never answer, Ctrl-C does nothing. A thread of its own learns of the signal all the same, and of a run in which
@@ -28,7 +28,7 @@ FAREWELL = 5.0  # seconds for the last words, which may hang as well
 
 
 class Watchdog:
-    """Watches the main thread, which uses it as a context.
+    """Watches the thread that uses it as a context. Of signals it hears from the main thread only.
 
     `pulse` gives something that changes as long as the run goes on. `writing` says whether a checkpoint is being
     written, in whatever thread. `last_words` is told what is wrong before the end.
@@ -48,11 +48,14 @@ class Watchdog:
         self.writer.setblocking(False)
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.thread.start()
-        self.wakeup_before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
+        self.hears_signals = threading.current_thread() is threading.main_thread()
+        if self.hears_signals:
+            self.wakeup_before = signal.set_wakeup_fd(self.writer.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        signal.set_wakeup_fd(self.wakeup_before)
+        if self.hears_signals:
+            signal.set_wakeup_fd(self.wakeup_before)
         self.writer.shutdown(socket.SHUT_RDWR)  # a child may hold it too
         self.thread.join(FAREWELL)
         self.writer.close()

@@ -7,6 +7,7 @@ game. What is judged are the games of `evaluator.py`, which shows nothing.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Generator
 from typing import NamedTuple
 
@@ -26,6 +27,14 @@ EMULATOR_FPS = 60
 OTHERS_FPS = 15.0  # for environments that do not tell
 
 
+def draw_without_a_screen() -> None:
+    """Pictures are made in memory. SDL, with which many environments draw, looks for a screen all the same, and
+    complains where there is none."""
+    if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+
 class Shown(NamedTuple):
     """A picture and what led to it."""
 
@@ -40,6 +49,7 @@ class Player:
     """Plays whole games with a policy, in one environment."""
 
     def __init__(self, config: EnvConfig, policy: Policy, compute: Compute, seed: int, progress: Progress) -> None:
+        draw_without_a_screen()
         config = evaluation_env(config)
         if not isinstance(config, ToyConfig):
             config = dataclasses.replace(config, reward="raw")  # so that they sum to the score

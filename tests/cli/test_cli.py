@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ import torch
 import phalanx
 from phalanx.bench import machine as bench
 from phalanx.cli.main import main
-from phalanx.config.presets import PRESETS
+from phalanx.config.presets import PRESETS, preset
 from phalanx.errors import UserError
+from phalanx.registry import memory_of
 
 ROOT = Path(phalanx.__file__).parent.parent
 TINY = ("--run.steps", "500", "--topology", "serial")
@@ -104,7 +106,7 @@ def test_plan_of_an_unchanged_preset(name, capsys):
     assert main(["plan", name]) == 0
     shown = capsys.readouterr().out
     assert "changed        nothing" in shown
-    assert ("replay" in shown.split("memory  ")[1]) == (not name.startswith(("a2c", "ppo")))
+    assert ("replay" in shown.split("memory  ")[1]) == (memory_of(preset(name)) is not None)
 
 
 def test_the_topology_is_swapped_by_its_name(capsys):
@@ -144,10 +146,11 @@ def test_the_topology_is_swapped_by_its_name(capsys):
         ),
         (["train", "a2c-catch", "--run.device", "mps"], "is no device phalanx knows; use cpu"),
         (["train", "a2c-catch", "--run.seed", "99999999999999999999999"], "run.seed is"),
-        (["train", "a2c-gym", "--env.id", "a:b:c"], "cannot be made"),
+        (["train", "a2c-gym", "--env.id", "a:b:c"], "there is no module a:b"),
         (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
         (["bench", "sampling", "--seconds", "inf"], "--seconds is inf, but must be greater than 0, and finite"),
         (["bench", "training", "a2c-catch", "--game", "pong"], "--game needs an Atari preset"),
+        (["bench", "sampling", "a2c-pong"], "worker processes, and serial has none; add --topology synchronous"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(complaint, tmp_path, monkeypatch, arguments, words):
@@ -260,6 +263,22 @@ def test_training_is_measured_once_it_learns(capsys):
     assert json.loads(capsys.readouterr().out)["learn_share"] > 0.1
 
 
+def test_measurements_are_a_table_for_people(capsys):
+    flags = ["--run.precision", "float32", "--topology", "serial", "--seconds", "0.05", "--repeats", "1"]
+    assert main(["bench", "training", "a2c-catch", *flags]) == 0
+    lines = dict(re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines())
+    assert (lines["preset"], lines["precision"]) == ("a2c-catch", "float32")
+    assert int(lines["training, steps/s"].replace(",", "")) > 0 and lines["learn share"].endswith("%")
+
+
+def test_measurements_of_several_things_are_a_line_each(capsys):
+    pong = {"sampling_sps": 1200.5, "sampling_ratio": 0.96, "samples": [1200]}
+    bench.show({"device": "cuda", "pong": pong, "a2c": {"training_sps": 1e5, "gpu_share": 0.5}}, as_json=False)
+    device, head, *rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert device == ["device", "cuda"] and head[0] == "sampling, steps/s"
+    assert rows == [["pong", "1,200", "0.960", "-", "-"], ["a2c", "-", "-", "100,000", "50%"]]
+
+
 def test_training_that_never_begins_to_learn_is_not_measured(monkeypatch, capsys):
     monkeypatch.setattr(bench, "LEARNING_LIMIT", 0.1)
     assert main(["bench", "training", "dqn-catch", "--algorithm.learning-starts", "10000", "--topology", "serial"]) == 1
@@ -283,6 +302,20 @@ def test_play_writes_a_video(capsys, runs, tmp_path, suffix, magic, at):
     shown = capsys.readouterr().out
     assert "20 pictures at 15 per second, scores " in shown  # two games: the first board, then nine steps
     assert shown.count(",") == 2
+
+
+def test_what_the_last_line_of_a_run_suggests_works(capsys, train, tmp_path, monkeypatch):
+    """Drawing CartPole needs a package of its own, which a plain installation brings."""
+    assert train("ppo-gym", "--topology", "serial", steps=300) == 0
+    monkeypatch.chdir(tmp_path)
+    shown = capsys.readouterr().out
+    _, evaluate, play, resume = shown.split("checkpoint: ")[1].splitlines()
+    assert main([*play.split()[1:], "--max-frames", "20"]) == 0
+    played = capsys.readouterr()
+    assert re.match(r"play.mp4: \d+ pictures at 50 per second", played.out)  # as the environment tells
+    assert played.err == ""
+    assert main([*evaluate.removeprefix("next:").split()[1:], "--games", "2"]) == 0
+    assert resume.split()[:2] == ["phalanx", "resume"]
 
 
 def test_play_stops_after_so_many_pictures(capsys, runs, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx import __version__
 from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
-from phalanx.cli.main import main
+from phalanx.cli.main import COMMANDS, main
 from phalanx.config.presets import PRESETS, preset
 
 
@@ -30,11 +30,11 @@ def test_what_people_change_comes_first_and_nothing_is_lost(capsys, monkeypatch,
     first = [field for field in USUAL if field in names(base) and field in found]
     assert found[: len(first)] == first and 8 <= len(first) <= 16
     hidden = {field for field in names(base) if is_unused(field, base)}
-    assert set(found) == (set(names(base)) - hidden) | {"topology"} and len(found) == len(set(found))
+    assert set(found) == (set(names(base)) - hidden) | {"topology", "algorithm"} and len(found) == len(set(found))
     assert f"{len(hidden)} flags that have no effect here are hidden" in text
     assert PRESETS[name][0].split(",")[0] in text
     everything = flags(shown(capsys, "train", name, "--help-all"))
-    assert set(everything) == {*names(base), "topology"}
+    assert set(everything) == {*names(base), "topology", "algorithm"}
 
 
 def test_a_flag_that_is_used_after_a_change_is_shown_after_it(capsys):
@@ -56,7 +56,7 @@ def test_every_field_is_explained():
     assert documents["C51Config", "discount"] == documents["DQNConfig", "discount"]
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "resume", "eval", "play", "bench", "tune"])
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_each_command_explains_itself_in_one_style(capsys, command):
     try:
         main([command, "--help"])
@@ -64,7 +64,14 @@ def test_each_command_explains_itself_in_one_style(capsys, command):
         assert not leaving.code
     text = capsys.readouterr().out
     assert text.startswith(f"usage: phalanx {command} [-h]")
-    assert "positional arguments" in text
+    assert ("positional arguments" in text) == (command != "presets")
+    assert "show this help message and exit" in text
+
+
+def test_every_command_is_in_the_first_help_which_fits_80_columns(capsys):
+    text = shown(capsys, "--help")
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_version(capsys):
@@ -74,3 +81,16 @@ def test_version(capsys):
 def test_help_of_an_unknown_preset_names_the_nearest(capsys):
     assert main(["train", "pppo", "--help"]) == 2
     assert "unknown preset 'pppo'; did you mean ppo" in capsys.readouterr().err
+
+
+def test_an_algorithm_of_ones_own_has_its_flags_explained(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "class Mine:\n"
+        "    @dataclass(frozen=True)\n"
+        "    class Config:\n"
+        "        own_number: float = 0.25\n"
+        "    batches = loss = print\n"
+    )
+    text = shown(capsys, "train", "a2c-gym", "--algorithm", f"{tmp_path}/mine.py:Mine", "--help")
+    assert "algorithm.own_number" in flags(text) and "(default: 0.25)" in text

@@ -1,0 +1,92 @@
+"""Code of a user's own in an experiment, given from Python: an environment, a torso, an algorithm.
+
+What is in no module travels by value (`phalanx/given.py`), and `config.json` keeps its name only. Within the process
+that gave it, it is remembered for its run directory; another process has to give it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, ToyConfig
+from phalanx.config.own import with_algorithm
+from phalanx.errors import UserError
+from phalanx.given import Given, by_name_or_value, is_code, is_lost
+
+FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
+"""Those that may stand for code."""
+
+_remembered: dict[Path, dict[str, Given]] = {}
+
+
+def with_code(experiment: Experiment, env: Any = None, model: Any = None, algorithm: Any = None) -> Experiment:
+    """The experiment on another environment, with another torso or algorithm: each by its name, or as it is."""
+    if env is not None:
+        experiment = _with_env(experiment, env)
+    if model is not None:
+        torso = dataclasses.replace(experiment.model, torso=_text(model, "model", "a function that makes a torso"))
+        experiment = dataclasses.replace(experiment, model=torso)
+    if algorithm is not None:
+        text = _text(algorithm, "algorithm", "a class with batches and loss")
+        if text != experiment.algorithm.code:  # else its own settings stay
+            experiment = with_algorithm(experiment, text)
+    return experiment
+
+
+def _with_env(experiment: Experiment, env: Any) -> Experiment:
+    """On another environment of the preset's kind; code, and whatever it makes, is of Gymnasium."""
+    text, present = _text(env, "env", "a function that makes an environment, such as lambda: MyEnv()"), experiment.env
+    if isinstance(present, GymnasiumConfig):
+        changed: Any = dataclasses.replace(present, id=text)
+    elif is_code(text):
+        changed = GymnasiumConfig(id=text, stack=present.stack)
+    elif isinstance(present, AtariConfig):
+        changed = dataclasses.replace(present, game=text)
+    else:
+        assert isinstance(present, ToyConfig)
+        changed = dataclasses.replace(present, name=text)  # type: ignore[arg-type]
+    return dataclasses.replace(experiment, env=changed)
+
+
+def _text(thing: str | Callable[..., Any], name: str, wanted: str) -> str:
+    if isinstance(thing, str):
+        return thing
+    if not callable(thing):
+        raise UserError(f"{name}= is {type(thing).__name__}; give a name or {wanted}")
+    return by_name_or_value(thing)
+
+
+def code_of(experiment: Experiment) -> dict[str, str]:
+    """The fields that may stand for code, of those that the experiment has."""
+    found = {}
+    for name in FIELDS:
+        part, _, field = name.partition(".")
+        if hasattr(getattr(experiment, part), field):
+            found[name] = getattr(getattr(experiment, part), field)
+    return found
+
+
+def remember(experiment: Experiment, directory: Path) -> None:
+    """For the rest of this process: the code that the run in a directory was given by value."""
+    by_value = {name: text for name, text in code_of(experiment).items() if isinstance(text, Given)}
+    if by_value:
+        _remembered[directory.resolve()] = by_value
+
+
+def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
+    """The experiment of a run directory with the code back that was given to it by value: remembered, or given again
+    as `env`, `model` or `algorithm`. What else was said of them stays."""
+    known = dict(_remembered.get(directory.resolve(), {}))
+    for name, field in {"env": "env.id", "model": "model.torso", "algorithm": "algorithm.code"}.items():
+        if given.get(name) is not None:
+            known[field] = _text(given[name], name, "the code again")  # type: ignore[assignment]
+    for name, text in code_of(saved).items():
+        if name in known and is_lost(text):
+            part, _, field = name.partition(".")
+            saved = dataclasses.replace(
+                saved, **{part: dataclasses.replace(getattr(saved, part), **{field: known[name]})}
+            )
+    return saved

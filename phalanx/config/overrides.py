@@ -1,0 +1,77 @@
+"""Fields of an experiment by their dotted names, as the flags of the command line have them: from Python.
+
+`phalanx.train(..., overrides={"run.steps": 100_000})` goes through it; types and names are checked as those of a file
+are, and everything else by `Experiment.validate`, as for flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from phalanx.config.experiment import TOPOLOGIES, Experiment
+from phalanx.config.overlay import changed_part
+from phalanx.config.own import own_fields, with_algorithm, with_own_values
+from phalanx.config.stored import IN_FILE
+from phalanx.errors import UserError, require, unknown
+from phalanx.given import by_name_or_value
+
+
+def with_overrides(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment with some fields changed. `topology` and `algorithm` without a dot swap the whole part."""
+    values = {name.removeprefix("--").replace("-", "_"): plain(name, value) for name, value in overrides.items()}
+    if (name := values.pop("topology", None)) is not None:
+        if name not in TOPOLOGIES:
+            raise unknown("topology", str(name), TOPOLOGIES)
+        experiment = dataclasses.replace(experiment, topology=TOPOLOGIES[name]())
+    if (text := values.pop("algorithm", None)) is not None:
+        require(isinstance(text, str), f"algorithm is {text!r}; name a class as module:Class, or use algorithm=")
+        experiment = with_algorithm(experiment, text)
+    try:
+        for part, changes in by_part(experiment, values).items():
+            experiment = with_part(experiment, part, changes)
+    except UserError as error:
+        raise UserError(str(error).replace(IN_FILE, "")) from None
+    return experiment
+
+
+def with_part(experiment: Experiment, part: str, changes: dict[str, Any]) -> Experiment:
+    """The same with some fields of one part changed, of which some may be those of a user's own algorithm."""
+    own = own_fields(experiment.algorithm) if part == "algorithm" else {}
+    ours = {name: value for name, value in changes.items() if name not in own}
+    hint = get_type_hints(Experiment)[part]
+    present = changed_part(hint, getattr(experiment, part), part, ours) if ours else getattr(experiment, part)
+    if theirs := {name: value for name, value in changes.items() if name in own}:
+        present = with_own_values(present, theirs)
+    return dataclasses.replace(experiment, **{part: present})
+
+
+def by_part(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Dotted names as the names within each part."""
+    parts = [field.name for field in dataclasses.fields(experiment) if field.name != "preset"]
+    known = [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(experiment, part))]
+    known += [f"algorithm.{name}" for name in own_fields(experiment.algorithm)]
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown("configuration key", name, known)
+        part, _, field = name.partition(".")
+        found.setdefault(part, {})[field] = value
+    return found
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as a field holds it: a number of numpy or torch as Python's own, code by its name or by value, and an
+    object with named values as JSON."""
+    if isinstance(value, dict):
+        try:
+            return json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{name} holds what JSON cannot ({error}); pass a callable that makes it, instead"
+            ) from None
+    if callable(value):
+        return by_name_or_value(value)
+    return value.item() if hasattr(value, "item") else value

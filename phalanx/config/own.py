@@ -1,0 +1,118 @@
+"""An algorithm of a user's own: the class behind `algorithm.code`, and the fields that it has beyond those of ours.
+
+A user's class learns in the place of A2C, PPO, DQN or C51, whose configuration stays what it was: checks, replay memory
+and network go by it. If the class has a `Config`, a dataclass (of its own, or a variant of ours), it gets one of these.
+Fields of it that ours lack are kept as JSON in `algorithm.settings`, so that an experiment can be sent to processes,
+and read from a file, that know nothing of the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, get_type_hints
+
+from phalanx.config.bounds import bounds_of
+from phalanx.config.experiment import A2CConfig, AlgorithmConfig, C51Config, DQNConfig, Experiment, PPOConfig
+from phalanx.config.stored import typed
+from phalanx.errors import require, unknown
+from phalanx.given import is_code, is_lost, resolve
+
+OURS: tuple[type[AlgorithmConfig], ...] = (C51Config, DQNConfig, PPOConfig, A2CConfig)
+
+
+def with_algorithm(experiment: Experiment, text: str) -> Experiment:
+    """The experiment with a user's class as its algorithm, on the values of ours that it builds upon: those that the
+    preset has, if it is of that kind."""
+    require(is_code(text), f"algorithm '{text}' names no class; give one as module:Class or file.py:Class")
+    kind, present = _config_class(text), experiment.algorithm
+    ours = next((one for one in OURS if kind is not None and issubclass(kind, one)), type(present))
+    values = {}
+    if isinstance(present, ours):
+        values = {field.name: getattr(present, field.name) for field in dataclasses.fields(ours)}
+    if kind is not None:
+        values |= _changed_defaults(kind, ours)
+    algorithm = ours(**{**values, "code": text, "settings": ""})
+    return dataclasses.replace(experiment, algorithm=with_own_values(algorithm, {}))
+
+
+def learner_class(text: str) -> Any:
+    """The class that a text stands for, if it can learn."""
+    learner = resolve(text, "algorithm.code")
+    able = isinstance(learner, type) and all(callable(getattr(learner, name, None)) for name in ("batches", "loss"))
+    require(able, f"algorithm {text} must be a class with the methods batches and loss")
+    return learner
+
+
+def own_fields(algorithm: AlgorithmConfig) -> dict[str, dataclasses.Field[Any]]:
+    """The fields that a user's class has beyond ours."""
+    kind = _config_class(algorithm.code) if algorithm.code and not is_lost(algorithm.code) else None
+    ours = {field.name for field in dataclasses.fields(algorithm)}
+    return {} if kind is None else {field.name: field for field in dataclasses.fields(kind) if field.name not in ours}
+
+
+def own_values(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """The values of these fields."""
+    return dict(json.loads(algorithm.settings or "{}"))
+
+
+def own_hints(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """The types of these fields, for whoever reads values of them."""
+    names = own_fields(algorithm)
+    try:
+        hints = get_type_hints(_config_class(algorithm.code)) if names else {}
+    except NameError:  # names that are known to a notebook only
+        hints = {}
+    return {name: hints.get(name, Any) for name in names}
+
+
+def with_own_values(algorithm: AlgorithmConfig, changes: dict[str, Any]) -> AlgorithmConfig:
+    """The same with some of these fields changed. All are written down, as a run depends on them."""
+    fields, hints = own_fields(algorithm), own_hints(algorithm)
+    values = {**{name: default_of(field) for name, field in fields.items()}, **own_values(algorithm), **changes}
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown("configuration key", f"algorithm.{name}", [f"algorithm.{known}" for known in fields])
+        if hints[name] is not Any:
+            typed(hints[name], value, f"algorithm.{name}")
+        bounds = bounds_of(fields[name])
+        admitted = bounds is None or value is None or bounds.admit(value)
+        require(admitted, f"algorithm.{name} is {value}, but must be {bounds}")
+    return dataclasses.replace(algorithm, settings=json.dumps(values) if values else "")
+
+
+def own_config(algorithm: AlgorithmConfig) -> Any:
+    """What a user's class is given: its `Config`, or ours where it has none."""
+    kind = _config_class(algorithm.code)
+    if kind is None:
+        return algorithm
+    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    values |= own_values(algorithm)
+    return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values})
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    require(not is_missing(field.default), f"give the field {field.name} of the algorithm's Config a plain default")
+    return field.default
+
+
+def is_missing(default: Any) -> bool:
+    """A class that travels by value brings a mark of its own for what is missing."""
+    return isinstance(default, type(dataclasses.MISSING))
+
+
+def _config_class(text: str) -> Any:
+    kind = getattr(learner_class(text), "Config", None)
+    require(
+        kind is None or (isinstance(kind, type) and dataclasses.is_dataclass(kind)),
+        f"the Config of algorithm {text} must be a dataclass",
+    )
+    return kind
+
+
+def _changed_defaults(kind: Any, ours: Any) -> dict[str, Any]:
+    """Fields of ours for which a user's class has other defaults."""
+    known = {field.name: field.default for field in dataclasses.fields(ours)}
+    theirs = {field.name: field.default for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in theirs.items() if name in known and not is_missing(value)}
+    return {name: value for name, value in values.items() if value != known[name]}

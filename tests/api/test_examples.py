@@ -1,0 +1,55 @@
+"""Each example does what it says, with few steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["own_environment", "own_network", "own_algorithm"])
+def test_own_code(name, capsys):
+    run = example(name).main(steps=1_000)
+    assert run.end == "1,000 steps done"
+    assert "mean score of the last 100 games: " in capsys.readouterr().out
+
+
+def test_callbacks_stop_and_go_on(capsys):
+    run = example("callbacks").main(steps=20_000, enough=5.0)
+    assert "stopped by on_record" in capsys.readouterr().out
+    assert run.end.endswith("steps done")
+
+
+def test_an_agent_is_served_by_a_script(tmp_path):
+    trained = example("own_algorithm").main(steps=500)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "serve.py", trained.directory], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reward per step: 1.00" in done.stdout or "reward per step: 0.9" in done.stdout
+
+
+def test_every_example_has_a_test():
+    tested = Path(__file__).read_text()
+    assert [
+        path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}' not in tested and "serve" not in path.stem
+    ] == []

@@ -1,0 +1,259 @@
+"""A user's own environment, network and algorithm: by name and by value, from the command line and from Python, on
+every topology, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import phalanx
+from phalanx.cli.main import main
+from phalanx.config import A2CConfig
+from phalanx.config.stored import load
+from phalanx.given import Given
+
+FILE = Path(__file__).with_name("own_code.py")
+ENVS = Path(__file__).with_name("own_environments.py")
+SMALL = {"run.steps": 256, "sampler.environments": 4, "sampler.horizon": 8, "run.precision": "float32"}
+SMALL_DQN = {**SMALL, "algorithm.learning_starts": 64, "algorithm.intensity": 4}
+
+
+def imported(file: Path) -> Any:
+    """A file as a module that nobody else can import: what it holds travels by value."""
+    spec = importlib.util.spec_from_file_location(f"made_up_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+own, envs = imported(FILE), imported(ENVS)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def weights(run: phalanx.Run) -> bytes:
+    return next(Path(run.directory).glob("checkpoints/*/model.safetensors")).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {"topology": "serial"},
+        {"topology": "synchronous", "sampler.workers": 2},
+        {"topology": "synchronous", "topology.replicas": 2},
+        {"topology": "asynchronous"},
+        {"topology": "ga3c", "topology.agents": 2},
+    ],
+    ids=["serial", "synchronous", "replicas", "asynchronous", "ga3c"],
+)
+@pytest.mark.parametrize("by", ["name", "value"])
+def test_own_code_runs_on_every_topology(topology, by):
+    """Also in replica processes, which get the experiment over a socket and know nothing of the user's file."""
+    if by == "value":
+        given = {"env": envs.make, "model": own.torso, "algorithm": own.Plain}
+    else:
+        given = {"env": f"{ENVS}:make", "model": f"{FILE}:torso", "algorithm": f"{FILE}:Plain"}
+    overrides = {**SMALL, **topology, "algorithm.weight_of_values": 0.25, "algorithm.discount": 0.8}
+    run = phalanx.train("a2c-gym", **given, overrides=overrides, quiet=True)
+    assert run.records[-1]["loss/values"] >= 0 and run.score is not None
+    assert "Plain on" in (run.directory / "events.log").read_text()
+    config = json.loads((run.directory / "config.json").read_text())
+    assert json.loads(config["algorithm"]["settings"]) == {"weight_of_values": 0.25}
+    assert config["algorithm"]["discount"] == 0.8
+    assert config["env"]["id"] == (f"{ENVS}:make" if by == "name" else "given:make")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "algorithm"), [("gorila-catch", "SameDQN"), ("dba3c-catch", "Plain")])
+@pytest.mark.parametrize("by", ["name", "value"])
+def test_own_code_runs_on_ray(preset, algorithm, by):
+    pytest.importorskip("ray")
+    given = {"env": f"{ENVS}:make", "model": f"{FILE}:torso", "algorithm": f"{FILE}:{algorithm}"}
+    if by == "value":
+        given = {"env": envs.make, "model": own.torso, "algorithm": getattr(own, algorithm)}
+    run = phalanx.train(preset, **given, overrides={"run.steps": 2_000, "run.precision": "float32"}, quiet=True)
+    assert run.end == "2,000 steps done"
+
+
+@pytest.mark.parametrize(("preset", "name"), [("a2c-catch", "SameA2C"), ("dqn-catch", "SameDQN")])
+def test_ours_by_another_name_learns_the_same(preset, name):
+    overrides = SMALL_DQN if "dqn" in preset else SMALL
+    runs = [
+        phalanx.train(preset, algorithm=which, overrides=overrides, quiet=True) for which in (None, getattr(own, name))
+    ]
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_the_command_line_takes_the_same_code(capsys):
+    flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags += ["--env.id", f"{ENVS}:make", "--env.kwargs", '{"length": 4}', "--env.wrap", f"{ENVS}:doubled"]
+    flags += ["--model.torso", f"{FILE}:torso", "--algorithm", f"{FILE}:Plain", "--algorithm.weight-of-values=0.25"]
+    assert main(["train", "a2c-gym", *flags, "--run.name", "flags"]) == 0
+    run = phalanx.train(
+        "a2c-gym",
+        env=envs.make,
+        model=own.torso,
+        algorithm=own.Plain,
+        overrides={
+            **SMALL,
+            "env.kwargs": {"length": 4},
+            "env.wrap": envs.doubled,
+            "algorithm.weight_of_values": 0.25,
+        },
+        quiet=True,
+    )
+    assert weights(run) == weights(phalanx.Run(Path("runs/flags")))
+    assert 4 <= run.score <= 8  # twice what four steps pay, of which half are right by chance
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["plan", "a2c-gym", "--algorithm", f"{FILE}:Plain", "--algorithm.weight-of-valuez", "1"])
+    assert "Unrecognized options: --algorithm.weight-of-valuez" in capsys.readouterr().err
+    assert main(["eval", "runs/flags", "--games", "2"]) == 0
+    assert "2 games of make" in capsys.readouterr().out
+
+
+def test_a_module_of_the_current_directory_is_found(tmp_path):
+    (tmp_path / "cellar.py").write_text(ENVS.read_text())
+    run = phalanx.train("a2c-gym", env="cellar:Line", overrides={**SMALL, "topology": "synchronous"}, quiet=True)
+    assert run.directory.name.startswith("a2c-gym-Line-0-")
+
+
+def test_a_name_that_a_module_registers_is_made_by_gymnasium(tmp_path):
+    registers = "import gymnasium\nfrom given_line import Line\ngymnasium.register('Cellar/Line-v0', entry_point=Line)"
+    (tmp_path / "given_line.py").write_text(ENVS.read_text())
+    (tmp_path / "registers.py").write_text(registers)
+    overrides = {**SMALL, "topology": "synchronous", "env.kwargs": {"length": 3}}
+    run = phalanx.train("a2c-gym", env="registers:Cellar/Line-v0", overrides=overrides, quiet=True)
+    assert 0 < run.score <= 3
+
+
+def test_a_run_remembers_its_code_within_the_process_and_asks_for_it_in_another(monkeypatch):
+    overrides = {**SMALL, "algorithm.weight_of_values": 0.25}
+    run = phalanx.train("a2c-gym", env=envs.make, model=own.torso, algorithm=own.Plain, overrides=overrides, quiet=True)
+    scores = phalanx.load(run.directory).evaluate(games=2)
+    monkeypatch.setattr("phalanx.config.code._remembered", {})
+    with pytest.raises(
+        phalanx.UserError, match=r"env.id was given to this run as a Python object, make, .* give it ag"
+    ):
+        phalanx.load(run.directory)
+    with pytest.raises(phalanx.UserError, match=r"model.torso was given to this run as a Python object, torso"):
+        phalanx.load(run.directory, env=envs.make)
+    assert main(["eval", str(run.directory)]) == 2
+    agent = phalanx.load(run.directory, env=envs.make, model=f"{FILE}:torso")
+    assert agent.evaluate(games=2) == scores
+    more = {"overrides": {"run.steps": 512}, "quiet": True}
+    with pytest.raises(phalanx.UserError, match=r"algorithm.code was given to this run as a Python object, Plain"):
+        phalanx.resume(run.directory, env=envs.make, model=own.torso, **more)
+    again = phalanx.resume(run.directory, env=envs.make, model=own.torso, algorithm=own.Plain, **more)
+    assert again.records[-1]["steps"] == 512
+    kept = load(run.directory / "config.json").algorithm
+    assert json.loads(kept.settings) == {"weight_of_values": 0.25}
+
+
+def test_what_was_given_by_name_cannot_be_changed_when_resumed():
+    run = phalanx.train("a2c-gym", env=f"{ENVS}:make", overrides=SMALL, quiet=True)
+    with pytest.raises(phalanx.UserError, match=r"a resumed run keeps its env.id \(.*own_environments.py:make\)"):
+        phalanx.resume(run.directory, env="CartPole-v1")
+
+
+class Variant(own.SameA2C):
+    """A variant of ours with a configuration that is one."""
+
+    @dataclass(frozen=True)
+    class Config(A2CConfig):
+        entropy_coef: float = 0.5
+        patience: int = 3
+
+    made: list[Any] = []
+
+    def __init__(self, config: Any, model: Any, experiment: Any) -> None:
+        super().__init__(config, model)
+        assert (config.patience, config.value_coef, experiment.run.steps) == (4, 0.125, 64)
+        assert config.entropy_coef == 0.5  # its own default, not the preset's
+
+
+def test_a_variant_of_our_configuration_keeps_the_preset_values_and_its_own_defaults():
+    overrides = {**SMALL, "run.steps": 64, "algorithm.patience": 4, "algorithm.value_coef": 0.125}
+    phalanx.train("a2c-gym", algorithm=Variant, overrides=overrides, quiet=True)
+    sentences = {
+        "algorithm.patience": "algorithm.patience must be of type int, not 'long'",
+        "algorithm.patients": "did you mean algorithm.patience",
+    }
+    for name, sentence in sentences.items():
+        with pytest.raises(phalanx.UserError, match=sentence):
+            phalanx.train("ppo-gym", algorithm=Variant, overrides={name: "long"}, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"env": lambda: "nothing"}, "gave str, which is no Gymnasium environment"),
+        ({"env": lambda: 1 / 0}, "env.id given:<lambda> cannot make the environment: ZeroDivisionError"),
+        ({"env": lambda length: None, "overrides": {"env.kwargs": {"size": 3}}}, "cannot make the environment: TypeEr"),
+        ({"env": gymnasium.make("CartPole-v1")}, "give a name or a function that makes an environment, such as lambda"),
+        ({"env": f"{ENVS}:no_environment"}, "no_environment gave str, which is no Gymnasium environment"),
+        ({"env": f"{FILE}:Plain"}, "is neither a class of Gymnasium environments nor a plain function that makes one"),
+        ({"env": f"{ENVS}:Lime"}, "unknown name in .*own_environments.py 'Lime'; did you mean Line"),
+        ({"env": "os:system", "overrides": {"env.kwargs": {"command": "touch harm"}}}, "is neither a class of Gymn"),
+        ({"env": "torch:load", "overrides": {"env.kwargs": {"f": "harm"}}}, "is a function of an installed package"),
+        ({"model": own.with_running_means}, "with_running_means does not fit: it keeps running means"),
+        ({"model": own.without_features}, r"without_features does not fit inputs of shape \(4,\): RuntimeError"),
+        (
+            {"model": own.flat},
+            r"flat does not fit: it must give features \[N, F\] .* but gave \(8,\) of inputs \(2, 4\)",
+        ),
+        ({"model": lambda spec: 3}, "lambda does not fit: it gave int, which is no torch.nn.Module"),
+        ({"algorithm": envs.Line}, "must be a class with the methods batches and loss"),
+    ],
+)
+def test_code_that_does_not_fit_is_one_sentence_and_leaves_nothing(tmp_path, given, sentence):
+    with pytest.raises(phalanx.UserError, match=sentence):
+        phalanx.train("a2c-gym", **given, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_fails_later_is_named_with_its_traceback():
+    def fails() -> gymnasium.Env:
+        return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: {}["nobody home"])
+
+    with pytest.raises(phalanx.RunError, match="nobody home"):
+        phalanx.train("a2c-gym", env=fails, overrides=SMALL, quiet=True)
+    with pytest.raises(phalanx.RunError, match=r"failed before its first step:(.|\n)*Traceback(.|\n)*nobody home"):
+        phalanx.train("a2c-gym", env=fails, overrides={**SMALL, "topology": "synchronous"}, quiet=True)
+
+
+@pytest.mark.parametrize("topology", ["synchronous", "asynchronous"])
+def test_an_environment_that_only_the_parent_can_make_ends_the_run_at_once(topology):
+    """The replicas are not asked for states that they cannot tell."""
+    process = os.getpid()
+
+    def make() -> gymnasium.Env:
+        return gymnasium.make("CartPole-v1" if os.getpid() == process else "Nobody-v0")
+
+    overrides = {**SMALL, "topology": topology, "topology.replicas": 2}
+    with pytest.raises(
+        phalanx.RunError, match=r"replica \d: env.id given:.*make cannot make the environment: NameNotFo"
+    ):
+        phalanx.train("a2c-gym", env=make, overrides=overrides, quiet=True)
+
+
+def test_an_atari_preset_takes_a_game_and_own_environments_take_its_stack():
+    with pytest.raises(phalanx.UserError, match="unknown game 'pongg'; did you mean pong"):
+        phalanx.train("ppo", env="pongg")
+    from phalanx.config.code import with_code
+    from phalanx.config.presets import preset
+
+    env = with_code(preset("ppo"), env=envs.make).env
+    assert isinstance(env.id, Given) and env.stack == 4
