@@ -226,7 +226,7 @@ class SegmentQueue:
 
     def __init__(self, bound: int, made_room: Callable[[], None] = lambda: None) -> None:
         self.bound = bound
-        self.made_room = made_room  # called when a segment leaves
+        self.made_room = made_room  # called when a segment leaves a full queue
         self.segments: deque[Segment] = deque()
         self.promised = 0  # places of segments that are about to be put
         self.unlearnt = 0  # segments that were put and not learnt from yet, those counted in that trainers hold
@@ -280,6 +280,8 @@ class SegmentQueue:
         with self.changed:
             if not self.changed.wait_for(lambda: self.segments, seconds):
                 return None
+            was_full = self.room <= 0
             segment = self.segments.popleft()
-        self.made_room()
+        if was_full:
+            self.made_room()
         return segment

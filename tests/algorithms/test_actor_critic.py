@@ -172,5 +172,5 @@ def test_a_sum_grows_with_the_batch_and_a_mean_does_not(setting):
             a2c, experience = A2C(A2CConfig(reduction=reduction)), LatestRollout()
             experience.put(one)
             (rows,) = a2c.batches(experience, Progress, torch.Generator())
-            losses.append(float(a2c.loss(model, rows, {}).total))
+            losses.append(a2c.loss(model, rows, {}).total.item())
         assert losses[1] == pytest.approx(factor * losses[0], rel=1e-5)
