@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.directories import existing_run
 from phalanx.cli.play import GameOptions, drawn, load_policy, not_negative, positive
 from phalanx.config.flags import parse_options
 from phalanx.errors import EnvironmentFailed, RunError, UserError, require, tell
@@ -55,7 +54,7 @@ def command(arguments: list[str]) -> int:
     positive(options.games, "--games")
     not_negative(options.seed, "--seed")
     positive(options.max_frames, "--max-frames")
-    from phalanx.config.stored import load
+    from phalanx.config.stored import existing_run, load
     from phalanx.runs.directory import run_checkpoints
 
     experiment = load(existing_run(options.run) / "config.json").validate()

@@ -120,7 +120,7 @@ def typed(hint: Any, value: Any, name: str) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{name} must be a list, not {_short(value)}; correct it in the run's config.json")
-        return tuple(_typed(get_args(hint)[0], each, name) for each in value)
+        return tuple(typed(get_args(hint)[0], each, name) for each in value)
     require_choice(hint, value, name)
     _require_type(hint, value, name)
     return value
