@@ -39,6 +39,8 @@ def run(experiment: Experiment, session: Session) -> None:
             report = node.iterate(seconds=0.2)
             session.note(report)
             tuner.look(report)
+        node.pause()
+        session.note(node.iterate(seconds=0.0))
 
 
 def compute_of(experiment: Experiment) -> Compute:
