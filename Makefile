@@ -15,7 +15,7 @@ setup-bench: .venv/.ready-bench
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	rm -rf build phalanx/envs/_frames*.so  # an old one must not stand in for what does not compile
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,cluster]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,cluster,environments]"
 	touch $@
 
 .venv/.ready-bench: .venv/.ready

@@ -123,6 +123,7 @@ def start(experiment: Experiment, screen: Screen, on_record: OnRecord | None = N
 
         screen.doing("probing the environment and the machine")
         experiment = resolve_replicas(experiment)
+        _check_cluster(experiment)
         check_pieces(experiment, None if prestarted is None else prestarted.spec.seen)
         if prestarted is not None and choose_compute(experiment.run).device.type != "cuda":
             prestarted.close()  # torch cannot use the GPU: they would only be in the way
@@ -150,11 +151,20 @@ def go_on(
     from phalanx.runs.directory import locked, run_checkpoints
     from phalanx.runs.session import Session
 
+    _check_cluster(experiment)
     checkpoints = run_checkpoints(experiment, directory, tell)
     with locked(directory):
         session = Session(experiment, directory, checkpoints, checkpoints.load(), screen=screen, on_record=on_record)
         session.run(find(topology(experiment).run))
         return session
+
+
+def _check_cluster(experiment: Experiment) -> None:
+    """A cluster that is to be joined must be there, before a run directory is."""
+    if address := getattr(experiment.topology, "address", ""):
+        from phalanx.cluster.engine import check_address
+
+        check_address(address)
 
 
 def refuse_changes(experiment: Experiment, saved: Experiment) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from phalanx.errors import UserError, in_words, unknown
 
 MARK = "given:"
+LONGEST_NAME = 1_000  # letters of a name, with the path of its file
 
 
 class Given(str):
@@ -58,7 +59,7 @@ def by_name_or_value(thing: Callable[..., Any]) -> str:
 
 def is_code(text: str) -> bool:
     """Does a field's text stand for a user's code, and not for something that is known by this name?"""
-    return text.startswith(MARK) or ":" in text
+    return ":" in text and text.isprintable() and len(text) <= LONGEST_NAME
 
 
 def is_lost(text: str) -> bool:

@@ -38,6 +38,8 @@ class EnvSpec:
     actions: int
     frames_per_step: int = 1  # emulator frames an agent step takes, for logs
     decoded: EnvSpec | None = None  # what the device makes of raw screens; None where frames are ready as they come
+    bounds: tuple[float, float] | None = None  # between which an image's numbers lie; None: 0 to 255, or unknown
+    meaning: str = ""  # what the environment shows and how it became a frame, for people
 
     @property
     def seen(self) -> EnvSpec:

@@ -17,6 +17,7 @@ import phalanx
 from phalanx.cli.main import main
 from phalanx.envs.toy import Catch
 from phalanx.runs import checkpoint
+from phalanx.runtime.signals import Interrupted, unwrapped
 from whole_runs import ATARI, descendants, newest, records
 
 ROOT = Path(phalanx.__file__).parent.parent
@@ -240,3 +241,11 @@ class TestSignals:
         monkeypatch.undo()
         assert main(["resume", str(tmp_path / "run"), "--run.steps", "512"]) == 0
         assert newest(tmp_path / "run").steps == 512
+
+
+def test_an_interruption_is_found_in_the_error_that_compiled_code_makes_of_it():
+    """`SystemError: ... returned a result with an exception set`, which ended runs on Ray with exit code 1."""
+    with pytest.raises(Interrupted), unwrapped():
+        raise SystemError("returned a result with an exception set") from Interrupted()
+    with pytest.raises(SystemError, match="something else"), unwrapped():
+        raise SystemError("something else") from ValueError()

@@ -8,7 +8,7 @@ from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
-from phalanx.given import spoken
+from phalanx.models.architectures import describe as torso_in_words
 from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, resolve_replicas, rollouts_bytes
 from phalanx.registry import MakeEnv, algorithm_name, memory_of, replicas, topology
 from phalanx.replay.memory import replay_bytes
@@ -147,7 +147,8 @@ def _memory(experiment: Experiment, spec: EnvSpec) -> list[tuple[str, str]]:
     if (memory := memory_of(experiment)) is not None:
         replay = replay_bytes(memory, spec, experiment.sampler.environments)
     return [
-        ("model", f"{spoken(experiment.model.torso)}, {parameters:,} parameters"),
+        *([("observation", spec.meaning)] if spec.meaning else []),
+        ("model", f"{torso_in_words(experiment.model, spec.seen)}; {parameters:,} parameters"),
         (
             "memory",
             f"rollouts {rollouts / 2**20:.1f} MiB, parameters, gradient and optimiser about "

@@ -25,9 +25,10 @@ def train(arguments: list[str]) -> int:
 def resume(arguments: list[str]) -> int:
     directory, flags = named_run("resume", arguments)
     from phalanx.api import go_on, refuse_changes
+    from phalanx.config.code import given_again
     from phalanx.config.stored import load
 
-    saved = load(directory / "config.json")
+    saved = given_again(load(directory / "config.json"), directory)
     experiment = parse_flags("phalanx resume RUN_DIR", saved, flags).validate()
     refuse_changes(experiment, saved)
     if (launch := Launch.by_torchrun()) is not None:

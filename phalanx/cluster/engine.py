@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,11 @@ from phalanx.runtime.signals import STOPS
 STORE = 80 << 20  # bytes of the local object store; Ray takes no less than 75 MiB
 ROOM = 1 << 16  # processes a local Ray may hold at once; the machine sets the limit, not a count
 JANITOR_SECONDS = 15.0  # that it may take
+NEEDLESS = ("start_api_server", "start_monitor", "start_log_monitor")
+"""Of a Ray node: what starts processes for jobs that are handed in, for further nodes and for logs on the driver's
+terminal. A run needs none of them, and they take 250 MB and some seconds."""
+REACH_SECONDS = 5.0  # within which the head of a cluster must accept a connection
+JOIN_TRIES = "5"  # a second each, until the head of a cluster has answered
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -42,6 +48,22 @@ QUIET = {
     "RAY_worker_niceness": "0",
     "RAY_raylet_start_wait_time_s": "120",
 }
+
+
+def check_address(address: str) -> None:
+    """Refuse an address where nobody listens, before anything is started: Ray would try for minutes."""
+    if address in ("", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    sentence = f"--topology.address is {address}; it must be HOST:PORT of a cluster's head, or auto"
+    require(bool(host) and port.isdigit() and 0 < int(port) < 1 << 16 and "/" not in host, sentence)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"nobody listens at {address} ({error.strerror or error}); start a cluster with "
+            f"`ray start --head --port {port}` on {host}, or leave --topology.address out"
+        ) from None
 
 
 def import_ray() -> Any:
@@ -66,6 +88,8 @@ def running(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _joined(ray: Any, address: str) -> Iterator[None]:
+    check_address(address)
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", JOIN_TRIES)
     with _signals_kept():
         try:
             ray.init(address=address, namespace=f"phalanx-{secrets.token_hex(8)}", **SILENT)
@@ -91,7 +115,7 @@ def _local(ray: Any) -> Iterator[None]:
     )
     os.environ.update(changed)
     try:
-        with _signals_kept():
+        with _signals_kept(), _needless_left_out():
             try:
                 ray.init(
                     num_cpus=ROOM,
@@ -137,6 +161,20 @@ def store_directory(otherwise: str) -> str:
 def _shut_down(ray: Any) -> None:
     with contextlib.suppress(Exception):  # of a Ray that is broken the janitor takes care
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _needless_left_out() -> Iterator[None]:
+    """Ray has no option for it."""
+    node = sys.modules["ray._private.node"].Node
+    kept = {name: getattr(node, name) for name in NEEDLESS if hasattr(node, name)}
+    try:
+        for name in kept:
+            setattr(node, name, lambda *_, **__: None)
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from phalanx.config.bounds import bounds_of
 from phalanx.config.experiment import (
@@ -21,11 +21,10 @@ from phalanx.config.experiment import (
     GymnasiumConfig,
     PPOConfig,
     SynchronousConfig,
-    Torso,
     nearest_divisor,
 )
 from phalanx.config.stored import require_choice
-from phalanx.errors import require, unknown
+from phalanx.errors import require
 from phalanx.given import is_code
 
 LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
@@ -267,8 +266,6 @@ def _optimizer(experiment: Experiment) -> None:
 
 def _model(experiment: Experiment) -> None:
     env, model = experiment.env, experiment.model
-    if model.torso not in get_args(Torso) and not is_code(model.torso):
-        raise unknown("value of model.torso", model.torso, get_args(Torso))
     if isinstance(env, AtariConfig):
         require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
 

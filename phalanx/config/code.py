@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, ToyConfig
 from phalanx.config.own import with_algorithm
-from phalanx.errors import UserError
+from phalanx.errors import UserError, require
 from phalanx.given import Given, by_name_or_value, is_code, is_lost
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
@@ -79,6 +79,7 @@ def remember(experiment: Experiment, directory: Path) -> None:
 def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
     """The experiment of a run directory with the code back that was given to it by value: remembered, or given again
     as `env`, `model` or `algorithm`. What else was said of them stays."""
+    refuse_own_files(saved, directory)
     known = dict(_remembered.get(directory.resolve(), {}))
     for name, field in {"env": "env.id", "model": "model.torso", "algorithm": "algorithm.code"}.items():
         if given.get(name) is not None:
@@ -90,3 +91,15 @@ def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
                 saved, **{part: dataclasses.replace(getattr(saved, part), **{field: known[name]})}
             )
     return saved
+
+
+def refuse_own_files(saved: Experiment, directory: Path) -> None:
+    """A run directory may come from anywhere: code that lies in it is not executed, whatever its `config.json` says."""
+    for name, text in code_of(saved).items():
+        place = text.rpartition(":")[0]
+        within = is_code(text) and Path(place).resolve().is_relative_to(directory.resolve())
+        require(
+            not within,
+            f"{name} names {place}, a file in the run directory, of which nothing is executed; if you trust it, move "
+            "it elsewhere and name it in the run's config.json",
+        )

@@ -17,7 +17,7 @@ from phalanx.errors import require
 from phalanx.given import spoken
 
 Clock = Literal["steps", "updates", "episodes"]
-Torso = Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp"]
+Torso = Literal["nips", "nature", "ba3c", "ga3c", "ga3c-large", "pooled", "residual", "mlp", "fitted", "auto"]
 
 STEPS = 10**15
 """More than any run takes; times the frames of a step it still fits 64 bits."""
@@ -69,7 +69,7 @@ class AtariConfig:
 
 @dataclass(frozen=True)
 class GymnasiumConfig:
-    """Any Gymnasium environment with discrete actions and a Box observation."""
+    """Any Gymnasium environment with discrete actions that shows an image, or what flattens into a vector."""
 
     id: str = "CartPole-v1"
     """Registered name, as for gymnasium.make; or code of your own that makes one: module:function, file.py:Class."""
@@ -108,9 +108,11 @@ class ModelConfig:
     torso: Torso | str = "nature"
     """nips: 16-32 convolutions, 256. nature: 32-64-64, 512. ba3c: 32-32-64-64 with pooling. ga3c: nips with SAME
     padding; ga3c-large: one convolution more. pooled: 16-32 with finer strides and pooling. residual: 32-64
-    with residual blocks besides, for a GPU. mlp: two hidden layers. Or a function of your own: module:function."""
+    with residual blocks besides, for a GPU. mlp: two hidden layers. fitted: convolutions that fit the images' size.
+    auto: fitted for images, mlp for vectors. Or a function of your own: module:function."""
     hidden: int = number(0, least=0, most=1_000_000)
-    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64)."""
+    """Width of the fully connected layer(s); 0 takes the torso's own (256, 512, 128, 256, 256, 256, 512, 64, and 128 or
+    512 fitted to small or large images)."""
     width: int = number(1, least=1, most=1_000)
     """Times the convolutions' filters."""
     padding: bool = False

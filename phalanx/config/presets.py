@@ -261,7 +261,7 @@ DQN_FAST = Experiment(
 )
 """Double, 3-step, a smaller network and memory, and a quick end of exploration: learns Pong on two cores."""
 
-GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="mlp"), run=RunConfig(steps=500_000, threads=1))
+GYM = Experiment(env=GymnasiumConfig(), model=ModelConfig(torso="auto"), run=RunConfig(steps=500_000, threads=1))
 
 A2C_VECTOR = A2CConfig(gae_lambda=0.95, value_coef=0.5, entropy_coef=0.0)
 
@@ -302,7 +302,7 @@ Q_VECTOR = dataclasses.replace(
 
 Q_GYM = dataclasses.replace(
     Q_VECTOR,
-    model=ModelConfig(torso="mlp", hidden=128),
+    model=ModelConfig(torso="auto", hidden=128),
     optimizer=dataclasses.replace(Q_VECTOR.optimizer, final_learning_rate=1e-4, schedule_length=100_000),
     run=RunConfig(steps=250_000, threads=1),
 )
@@ -322,15 +322,20 @@ C51_GYM = dataclasses.replace(
 PPO_CATCH = PPOConfig(clip=0.2, entropy_coef=0.0)
 
 
+FOR_BOARDS = ModelConfig(torso="mlp")
+
+
 def _catch_q(base: DQNConfig, **flags: Any) -> Experiment:
     algorithm = dataclasses.replace(base, learning_starts=500, epsilon_length=4_000, target_every=200, **flags)
-    return dataclasses.replace(Q_VECTOR, env=ToyConfig(), algorithm=algorithm, run=RunConfig(steps=30_000, threads=1))
+    run = RunConfig(steps=30_000, threads=1)
+    return dataclasses.replace(Q_VECTOR, env=ToyConfig(), model=FOR_BOARDS, algorithm=algorithm, run=run)
 
 
 def _catch(algorithm: A2CConfig | PPOConfig, learning_rate: float, horizon: int) -> Experiment:
     return dataclasses.replace(
         GYM,
         env=ToyConfig(),
+        model=FOR_BOARDS,
         algorithm=algorithm,
         optimizer=OptimizerConfig(rule="adam", learning_rate=learning_rate),
         sampler=SamplerConfig(environments=8, horizon=horizon),
@@ -460,10 +465,10 @@ PRESETS: dict[str, tuple[str, Experiment]] = {
         "eps-Rainbow with batches of 512, 64 environments",
         _c51(dataclasses.replace(RAINBOW, batch_size=512), 6.25e-5, 0.005, 10.0, 64),
     ),
-    "a2c-gym": ("A2C with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", A2C_GYM),
-    "ppo-gym": ("PPO with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
-    "dqn-gym": ("Double DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
-    "c51-gym": ("Categorical DQN with an MLP on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
+    "a2c-gym": ("A2C on a Gymnasium environment (CartPole-v1; change --env.id)", A2C_GYM),
+    "ppo-gym": ("PPO on a Gymnasium environment (CartPole-v1; change --env.id)", PPO_GYM),
+    "dqn-gym": ("Double DQN on a Gymnasium environment (CartPole-v1; change --env.id)", DQN_GYM),
+    "c51-gym": ("Categorical DQN on a Gymnasium environment (CartPole-v1; change --env.id)", C51_GYM),
     "dba3c": ("Distributed BA3C on Breakout with the paper's numbers: 64 workers, 4 servers, a quorum of 60", DBA3C),
     "dba3c-local": ("Distributed BA3C in small, on Pong: 2 workers of 8 environments on this machine", DBA3C_LOCAL),
     "dba3c-catch": ("Distributed BA3C on Catch: 2 workers around 2 parameter servers", DBA3C_CATCH),

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from phalanx.config.experiment import Experiment
 from phalanx.errors import RunError, UserError, tell, unknown
 from phalanx.files import read_plain, write_whole
+from phalanx.given import is_code
 
 CONFIG_BYTES = 1 << 20  # no configuration is larger
 LARGEST = 2**63  # whole numbers stay below
@@ -59,7 +60,7 @@ def load(path: Path, report: Callable[[str], None] = tell) -> Experiment:
         values.pop(ORIGIN, None)
     experiment: Experiment = typed(Experiment, values := moved(values), str(path))
     for name, default in missing(experiment, values).items():
-        if default != "":  # what is empty by default changes nothing
+        if default not in ("", ()):  # what is empty by default changes nothing
             report(f"{path} lacks {name}; taking the default {default}")
     return experiment
 
@@ -138,12 +139,15 @@ def _require_type(hint: Any, value: Any, name: str) -> None:
 
 
 def require_choice(hint: Any, value: Any, name: str) -> None:
-    """Refuse a value that is none of the words its type allows."""
+    """Refuse a value that is none of the words its type allows, nor code where its type also allows text."""
     if get_origin(hint) is tuple:
         for each in value:
             require_choice(get_args(hint)[0], each, name)
-    elif get_origin(hint) is Literal and value not in get_args(hint):
-        raise unknown(f"value of {name}", _short(value).strip("'"), get_args(hint))
+        return
+    words = next((member for member in (hint, *get_args(hint)) if get_origin(member) is Literal), None)
+    if words is None or value in get_args(words) or (words is not hint and (value is None or is_code(str(value)))):
+        return
+    raise unknown(f"value of {name}", _short(value).strip("'"), get_args(words))
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Gymnasium environments with discrete actions and Box observations.
+"""Gymnasium environments with discrete actions; `layout` says how what they show becomes a frame.
 
 Episode k of an environment is reset with a seed made of the environment's own seed and k, so that it does not matter
 which object plays it: `prepare` resets a twin ahead of time and `reset` takes it over. Gymnasium cannot save a running
@@ -17,8 +17,10 @@ import numpy as np
 
 from phalanx.config import GymnasiumConfig
 from phalanx.envs.given import make_env
+from phalanx.envs.layout import frame_layout
+from phalanx.envs.packages import register, unregistered
 from phalanx.envs.rewards import REWARDS
-from phalanx.errors import UserError, in_words, unknown
+from phalanx.errors import UserError, in_words
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, Outcome
 
@@ -36,21 +38,30 @@ def make(name: str, **arguments: Any) -> Any:
         ) from None
     errors = gymnasium.error
     try:
-        env = gymnasium.make(name, disable_env_checker=True, **arguments)
-        if "rgb_array" in env.metadata.get("render_modes", ()) and "render_mode" not in arguments:
-            env.close()
-            env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array", **arguments)
-        return env
-    except (errors.UnregisteredEnv, errors.DeprecatedEnv):
-        if name.startswith("ALE/"):
-            raise UserError(
-                f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster"
-            ) from None
-        raise unknown("Gymnasium environment", name, gymnasium.registry) from None
+        try:
+            return _made(name, arguments)
+        except errors.UnregisteredEnv:
+            if not register(name):
+                raise
+            return _made(name, arguments)
+    except errors.UnregisteredEnv:
+        raise unregistered(name, gymnasium.registry) from None
+    except errors.DeprecatedEnv as error:
+        raise UserError(f"the Gymnasium environment '{name}' is out of date: {error}") from None
     except (Exception, *LEAVING) as error:  # a constructor is somebody else's code
         if may_be_ctrl_c(error):
             raise
         raise UserError(f"the Gymnasium environment '{name}' cannot be made: {in_words(error)}") from error
+
+
+def _made(name: str, arguments: dict[str, Any]) -> Any:
+    import gymnasium
+
+    env = gymnasium.make(name, disable_env_checker=True, **arguments)
+    if "rgb_array" in env.metadata.get("render_modes", ()) and "render_mode" not in arguments:
+        env.close()
+        env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array", **arguments)
+    return env
 
 
 class GymnasiumEnv:
@@ -61,7 +72,7 @@ class GymnasiumEnv:
         self._seed = seed
         self._env = make_env(config, make)
         self._twin: Any = None
-        self._prepared: np.ndarray | None = None  # first observation of the next episode, which the twin holds
+        self._prepared: np.ndarray | None = None  # first frame of the next episode, which the twin holds
         self._episode = -1
         self._steps = 0  # of the running episode,
         self._actions: list[int] = []  # its actions, as long as it may be played again,
@@ -70,8 +81,10 @@ class GymnasiumEnv:
         self._shape_reward = REWARDS[config.reward]
         actions = _action_space(self._env, config.name)
         self.first_action = int(actions.start)
-        shape, dtype, self._axes = _frame_layout(self._env, config.name)
-        self.spec = EnvSpec(shape, np.dtype(dtype), int(actions.n))
+        self.layout = layout = frame_layout(getattr(self._env, "observation_space", None), config.name)
+        self.spec = EnvSpec(
+            layout.frame_shape, layout.frame_dtype, int(actions.n), bounds=layout.bounds, meaning=layout.meaning
+        )
 
     def reset(self, frame: np.ndarray) -> None:
         """Begin the next episode; take over the twin if it was prepared."""
@@ -79,10 +92,10 @@ class GymnasiumEnv:
         self._forget()
         if self._prepared is None:
             observation, _ = self._env.reset(seed=self._episode_seed(self._episode))
+            self.write(observation, frame)
         else:
-            observation, self._prepared = self._prepared, None
+            frame[...], self._prepared = self._prepared, None
             self._env, self._twin = self._twin, self._env
-        self.write(observation, frame)
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         observation, reward, terminated, truncated = self._advance(int(action))
@@ -96,7 +109,7 @@ class GymnasiumEnv:
             if self._twin is None:
                 self._twin = make_env(self._config, make)
             observation, _ = self._twin.reset(seed=self._episode_seed(self._episode + 1))
-            self._prepared = np.array(observation)
+            self._prepared = self.layout.frame(observation)
 
     def render(self) -> np.ndarray:
         """The picture the environment draws of itself."""
@@ -166,33 +179,24 @@ class GymnasiumEnv:
 
     def write(self, observation: Any, frame: np.ndarray) -> None:
         """The frame that phalanx makes of an observation."""
-        values = np.asarray(observation)
-        frame[...] = values.reshape(frame.shape) if self._axes is None else values.transpose(self._axes)
+        self.layout.write(observation, frame)
 
 
 def _action_space(env: Any, name: str) -> Any:
-    from gymnasium.spaces import Discrete
+    """The environment's discrete actions, or a UserError that says what to do with others."""
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     space = getattr(env, "action_space", None)
-    if not isinstance(space, Discrete):
-        raise UserError(f"{name} has the action space {space}, but only discrete actions are supported")
-    return space
-
-
-def _frame_layout(env: Any, name: str) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
-    """Shape and dtype of a frame, and the order of axes that puts channels first (None: only a reshape)."""
-    from gymnasium.spaces import Box
-
-    space = getattr(env, "observation_space", None)
-    if not isinstance(space, Box):
-        raise UserError(f"{name} has the observation space {space}, but only Box observations are supported")
-    if math.prod(space.shape) == 0:
-        raise UserError(f"{name} has the observation space {space} of shape {space.shape}, which shows nothing")
-    if space.dtype == np.uint8 and len(space.shape) == 2:
-        return (1, *space.shape), np.uint8, None
-    if space.dtype == np.uint8 and len(space.shape) == 3:
-        height, width, channels = space.shape
-        if height <= 4 < channels:  # channels are first already
-            return tuple(space.shape), np.uint8, None
-        return (channels, height, width), np.uint8, (2, 0, 1)
-    return (math.prod(space.shape),), np.float32, None
+    if isinstance(space, Discrete):
+        return space
+    if isinstance(space, Box):
+        raise UserError(
+            f"{name} has continuous actions, {space}, but only discrete actions are supported; wrap it so that it "
+            "offers a number of them to choose from (gymnasium.spaces.Discrete)"
+        )
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        raise UserError(
+            f"{name} takes several choices at each step, {space}, but only one discrete action is supported; wrap it "
+            "so that each combination is one (gymnasium.spaces.Discrete)"
+        )
+    raise UserError(f"{name} has the action space {space}, but only discrete actions are supported")

@@ -9,7 +9,6 @@ weights, which are far fewer than the pixels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from phalanx.config import ModelConfig
 from phalanx.errors import UserError, unknown
 from phalanx.given import is_code
+from phalanx.models.architectures import Convolution, chosen_torso, convolutions, hidden_width
 from phalanx.models.given import GivenTorso, given_torso
 from phalanx.models.pooling import max_pool
 from phalanx.types import EnvSpec
@@ -27,41 +27,6 @@ from phalanx.types import EnvSpec
 Pads = tuple[int, int, int, int]  # left, right, top, bottom
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """One convolution, followed by a 2x2 max-pool if `pool`, then by residual blocks and a ReLU."""
-
-    filters: int
-    kernel: int
-    stride: int = 1
-    pool: bool = False
-    blocks: int = 0
-
-
-CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
-    "nips": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
-    "nature": (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1)),
-    "ba3c": (
-        Convolution(32, 5, pool=True),
-        Convolution(32, 5, pool=True),
-        Convolution(64, 5, pool=True),
-        Convolution(64, 3),
-    ),
-    "ga3c": (Convolution(16, 8, 4), Convolution(32, 4, 2)),
-    "ga3c-large": (Convolution(32, 8, 4), Convolution(32, 4, 2), Convolution(64, 4, 2)),
-    "pooled": (Convolution(16, 4, 2, pool=True), Convolution(32, 3, pool=True)),
-    "residual": (Convolution(32, 4, 2, pool=True, blocks=1), Convolution(64, 3, pool=True, blocks=2)),
-}
-HIDDEN = {
-    "nips": 256,
-    "nature": 512,
-    "ba3c": 128,
-    "ga3c": 256,
-    "ga3c-large": 256,
-    "pooled": 256,
-    "residual": 512,
-    "mlp": 64,
-}
 WORDS = {2: torch.int16, 4: torch.int32}  # by their bytes
 BA3C_CHANNELS = 16  # BA3C pads its 12 input channels to a multiple of this
 
@@ -70,20 +35,17 @@ def make_torso(config: ModelConfig, spec: EnvSpec, stack: int) -> ConvTorso | Ml
     """The torso a configuration names, for stacks of `stack` frames of `spec`."""
     if is_code(config.torso):
         return given_torso(config, spec, stack, *pixel_scale(config, spec))
-    if config.torso not in HIDDEN:
-        raise unknown("torso", config.torso, HIDDEN)
-    if config.padding and config.torso not in ("nips", "nature"):
-        raise UserError(f"model.padding is for the torsos nips and nature; leave it off with {config.torso}")
-    if config.first_stride != 4 and config.torso != "ga3c-large":
-        raise UserError(f"model.first_stride is for the torso ga3c-large; leave it at 4 with {config.torso}")
-    if config.torso == "mlp":
+    torso = chosen_torso(config, spec)
+    if config.padding and torso not in ("nips", "nature"):
+        raise UserError(f"model.padding is for the torsos nips and nature; leave it off with {torso}")
+    if config.first_stride != 4 and torso != "ga3c-large":
+        raise UserError(f"model.first_stride is for the torso ga3c-large; leave it at 4 with {torso}")
+    if torso == "mlp":
         if config.width != 1:
             raise UserError("model.width is for convolutions; leave it at 1 with mlp and use model.hidden")
         return MlpTorso(config, spec, stack)
     if not spec.is_image:
-        raise UserError(
-            f"model.torso {config.torso} needs images, but the environment gives vectors; use model.torso mlp"
-        )
+        raise UserError(f"model.torso {torso} needs images, but the environment gives vectors; use model.torso mlp")
     return ConvTorso(config, spec, stack)
 
 
@@ -96,14 +58,12 @@ class ConvTorso(nn.Module):
 
     def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
-        layers = tuple(replace(layer, filters=layer.filters * config.width) for layer in CONVOLUTIONS[config.torso])
-        if config.torso == "ga3c-large":
-            layers = (replace(layers[0], stride=config.first_stride), *layers[1:])
+        layers = convolutions(config, spec)
         self.layers, self.pads = layers, layer_pads(config, layers, spec)
         self.channels = stack * spec.frame_shape[0]
         self.offset, self.scale = pixel_scale(config, spec)
         self.fold = _foldable(layers[0], self.pads[0], spec)
-        self.features = config.hidden or HIDDEN[config.torso]
+        self.features = hidden_width(config, spec)
 
         inputs = -(-self.channels // BA3C_CHANNELS) * BA3C_CHANNELS if config.torso == "ba3c" else self.channels
         self.convolutions, self.blocks = nn.ModuleList(), nn.ModuleList()
@@ -162,7 +122,7 @@ class MlpTorso(nn.Module):
     def __init__(self, config: ModelConfig, spec: EnvSpec, stack: int) -> None:
         super().__init__()
         self.offset, self.scale = pixel_scale(config, spec)
-        self.features = config.hidden or HIDDEN["mlp"]
+        self.features = hidden_width(config, spec)
         self.first = initialise(nn.Linear(stack * math.prod(spec.frame_shape), self.features), config.init)
         self.second = initialise(nn.Linear(self.features, self.features), config.init)
 
@@ -237,20 +197,27 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def pixel_scale(config: ModelConfig, spec: EnvSpec) -> tuple[float, float]:
-    """(offset, scale) of bytes: the network sees (pixel - offset) * scale. Other frames are taken as they are."""
+    """(offset, scale) of frames: the network sees (pixel - offset) * scale. Frames within known bounds come to [0, 1],
+    or centred to [-1, 1]; others that are not bytes are taken as they are."""
+    if spec.bounds is not None:
+        low, high = spec.bounds
+        return ((low + high) / 2, 2 / (high - low)) if config.scale == "centred" else (low, 1 / (high - low))
     if np.dtype(spec.frame_dtype) != np.uint8:
         return 0.0, 1.0
     return (128.0, 1 / 128) if config.scale == "centred" else (0.0, 1 / 255)
 
 
 def layer_pads(config: ModelConfig, layers: tuple[Convolution, ...], spec: EnvSpec) -> list[Pads]:
-    """The zeros around each convolution's input: none, 1 after the first layer, or TensorFlow's SAME (GA3C)."""
+    """The zeros around each convolution's input: none, 1 after the first layer, TensorFlow's SAME (GA3C), or as many as
+    a side lacks of a kernel (fitted)."""
     pads: list[Pads] = []
+    is_fitted = chosen_torso(config, spec) == "fitted"
     padded = config.padding or config.torso == "residual"
     for index, layer in enumerate(layers):
-        if config.torso in ("ga3c", "ga3c-large"):
+        if is_fitted or config.torso in ("ga3c", "ga3c-large"):
             height, width = output_size(layers[:index], pads, spec)
-            (top, bottom), (left, right) = _same(height, layer), _same(width, layer)
+            sides = _lacking if is_fitted else _same
+            (top, bottom), (left, right) = sides(height, layer), sides(width, layer)
             pads.append((left, right, top, bottom))
         else:
             pads.append((1, 1, 1, 1) if padded and index else (0, 0, 0, 0))
@@ -267,7 +234,7 @@ def output_size(layers: tuple[Convolution, ...], pads: list[Pads], spec: EnvSpec
         if height < 1 or width < 1:
             raise UserError(
                 f"frames of {spec.frame_shape[1]}x{spec.frame_shape[2]} are too small for the convolutions of this "
-                "torso; use larger frames, fewer convolutions (model.torso nips) or none (model.torso mlp)"
+                "torso; use larger frames, convolutions that fit (model.torso auto) or none (model.torso mlp)"
             )
     return height, width
 
@@ -322,6 +289,12 @@ def _as_words(stacks: Tensor, size: int) -> Tensor:
 def _same(size: int, layer: Convolution) -> tuple[int, int]:
     """TensorFlow's SAME padding of one dimension: (before, after), the odd one after."""
     total = max((-(-size // layer.stride) - 1) * layer.stride + layer.kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def _lacking(size: int, layer: Convolution) -> tuple[int, int]:
+    """What one dimension needs to hold a kernel: (before, after), the odd one after."""
+    total = max(layer.kernel - size, 0)
     return total // 2, total - total // 2
 
 

@@ -24,8 +24,17 @@ REQUIRED = (
     *("time_s", "steps", "frames", "updates", "version", "episodes", "score", "sps"),
     *("lag_mean", "lag_max", "env_share", "infer_share", "learn_share"),
 )
+CORES = ("others_share", "core_wait_share")
 NODE = ("agents", "predictors", "trainers", "queue_prediction", "held", "queue_training", "batch_fill", "pps", "tps")
-ELSEWHERE = {*REQUIRED, *NODE, "best", "game_steps", "epsilon", "explained_variance"}  # shown in rows of their own
+ELSEWHERE = {
+    *REQUIRED,
+    *NODE,
+    *CORES,
+    "best",
+    "game_steps",
+    "epsilon",
+    "explained_variance",
+}  # shown in rows of their own
 SHARES = {"env": "cyan", "infer": "green", "learn": "magenta", "other": "bright_black"}
 SHOW_CURSOR = "\x1b[?25h"
 WIDTH = 78  # of the panel, whatever the terminal's: nothing jumps, and 80 columns are enough

@@ -37,12 +37,14 @@ from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
+from phalanx.runs.neighbours import Neighbours
 from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
 from phalanx.runs.trackers import Trackers
+from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.signals import Interrupted, StopSignals
+from phalanx.runtime.signals import Interrupted, StopSignals, unwrapped
 from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
@@ -92,6 +94,7 @@ class Session:
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger | None = None
         self.source: Source | None = None
+        self.neighbours = Neighbours(self.event, usable_cores())
         self.numbers: dict[str, float] = {}  # of the newest report
         self._forget_window()
         self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
@@ -107,6 +110,7 @@ class Session:
             self._write_event(str(error) if foreseen else f"{type(error).__name__}: {error}")
             raise
         finally:
+            self.neighbours.close()
             if self.logger is not None:
                 self.logger.close()
             self.screen.close()
@@ -137,8 +141,9 @@ class Session:
         the last checkpoint while the environments are still there."""
         self._begin(source, spec, compute)
         try:
-            yield
-            self._finish(source, with_envs=True)
+            with unwrapped():
+                yield
+                self._finish(source, with_envs=True)
         except Interrupted:
             self.stop.calm()  # the first signal's clock still runs, if there were two
             self.stop_reason = f"stopped by {self.stop.name}"
@@ -192,6 +197,7 @@ class Session:
     def record(self, extra: dict[str, Any] | None = None) -> None:
         """One line in metrics.jsonl and on the screen."""
         assert self.logger is not None
+        self.neighbours.look()
         progress, now = self.progress, time.perf_counter()
         if now - self.last_record[0] >= self.experiment.run.log_every / 2:  # else the last one was cut short by the end
             self.speed_since = self.last_record
@@ -217,6 +223,7 @@ class Session:
                 "infer_share": shares["infer"],
                 "learn_share": shares["learn"],
                 **self.numbers,
+                **self.neighbours.numbers,
                 **explained_variance(self.averages.take()),
                 **(extra or {}),
             }
@@ -257,6 +264,7 @@ class Session:
         self.logger = Logger(self.directory, self.screen, resumed, trackers)
         self.logger.doing("")
         self.source = source
+        self.neighbours.begin(torch.get_num_threads() if replicas(self.experiment) == 1 else 1)
         self.event(self._first_line())
         if self.loaded is not None:
             self._restore(source, self.loaded)

@@ -7,12 +7,13 @@ come in a burst, as from a key that is held down, are one wish: what the first o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,18 @@ LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 class Interrupted(BaseException):
     """A signal asked the run to stop and the iteration did not end in time, or came when there was none."""
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Compiled code that is interrupted, Ray's for one, may raise a SystemError because of it; within this it does not
+    hide the interruption."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, Interrupted):
+            raise error.__cause__ from None
+        raise
 
 
 def interrupt_once() -> None:

@@ -25,6 +25,9 @@ STUDIES: dict[str, Study] = {
     ),
     "secondary": Study("phalanx.studies.secondary", "a learner that learns from the replay memory of another one"),
     "lag": Study("phalanx.studies.lag", "policy lag and staleness by the number of asynchronous learners"),
+    "cluster": Study(
+        "phalanx.studies.cluster", "speed and staleness of Gorila and Distributed BA3C, predicted to 1,000 nodes"
+    ),
 }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from phalanx.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -48,8 +51,20 @@ def test_an_agent_is_served_by_a_script(tmp_path):
     assert "reward per step: 1.00" in done.stdout or "reward per step: 0.9" in done.stdout
 
 
+COMMANDS = [
+    line.strip().removeprefix("phalanx ").replace("examples/", f"{EXAMPLES}/")
+    for path in sorted(EXAMPLES.glob("*.py"))
+    for line in path.read_text().splitlines()
+    if line.startswith("    phalanx ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[1])
+def test_the_commands_that_examples_name(command):
+    assert main([*shlex.split(command), "--run.steps", "300"]) == 0
+
+
 def test_every_example_has_a_test():
     tested = Path(__file__).read_text()
-    assert [
-        path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}' not in tested and "serve" not in path.stem
-    ] == []
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert len(COMMANDS) == 3 and all(f'"{name}' in tested for name in names)

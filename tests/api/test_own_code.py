@@ -162,6 +162,20 @@ def test_a_run_remembers_its_code_within_the_process_and_asks_for_it_in_another(
     assert json.loads(kept.settings) == {"weight_of_values": 0.25}
 
 
+def test_code_in_a_run_directory_is_not_executed(capsys):
+    run = phalanx.train("a2c-gym", overrides=SMALL, quiet=True)
+    (run.directory / "evil.py").write_text("open('harm', 'w')")
+    config = run.directory / "config.json"
+    config.write_text(config.read_text().replace("CartPole-v1", f"{run.directory}/evil.py:make"))
+    for command in (phalanx.load, phalanx.resume):
+        with pytest.raises(
+            phalanx.UserError, match=r"env.id names .*evil.py, a file in the run directory, of which not"
+        ):
+            command(run.directory)
+    assert [main([command, str(run.directory)]) for command in ("eval", "resume", "play")] == [2, 2, 2]
+    assert not Path("harm").exists()
+
+
 def test_what_was_given_by_name_cannot_be_changed_when_resumed():
     run = phalanx.train("a2c-gym", env=f"{ENVS}:make", overrides=SMALL, quiet=True)
     with pytest.raises(phalanx.UserError, match=r"a resumed run keeps its env.id \(.*own_environments.py:make\)"):

@@ -128,7 +128,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
         (["train", "a2c-catch", "--topology", "synchron"], "unknown topology 'synchron'; did you mean synchronous"),
         (["train", "a2c-gym", "--env.id", "CartPol-v1"], "unknown Gymnasium environment 'CartPol-v1'; did you mean"),
         (["train", "a2c-gym", "--env.id", "Pendulum-v1"], "only discrete actions are supported"),
-        (["train", "a2c-gym", "--env.id", "FrozenLake-v1"], "only Box observations are supported"),
+        (["train", "a2c-gym", "--env.id", "MiniWorld-Maze-v0"], "MiniWorld-Maze-v0 needs miniworld; pip install"),
         (["train", "ppo-catch", "--algorithm.minibatches", "7"], "does not divide into 7 minibatches"),
         (["train", "a2c-catch", "--sampler.groups", "3"], "8 environments do not divide into 3 groups"),
         (["train", "a2c-catch", "--run.device", "gpu"], "is no device"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,19 +16,21 @@ import uuid
 from pathlib import Path
 
 MARK = "PHALANX_TEST_RUN"
+PLACE = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # for what Ray keeps in files; short, for the names of sockets
+atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 ROOT = Path(__file__).parents[2]
 
 
 class RayRun:
     """`phalanx train ...`, marked by a variable that all its processes inherit."""
 
-    def __init__(self, directory, *arguments, environment=None):
+    def __init__(self, directory, *arguments, environment=None, before=()):
         self.mark = uuid.uuid4().hex
         self.directory = directory / "run"
-        command = [sys.executable, "-m", "phalanx", "train", *arguments, "--run.name", "run"]
+        command = [*before, sys.executable, "-m", "phalanx", "train", *arguments, "--run.name", "run"]
         command += ["--run.directory", str(directory), "--run.log-every", "0.5"]
         self.output = (directory / "output").open("w+")
-        environment = {**os.environ, MARK: self.mark, **(environment or {})}
+        environment = {**os.environ, "TMPDIR": str(PLACE), MARK: self.mark, **(environment or {})}
         self.driver = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -114,4 +118,5 @@ def kill(process):
 
 
 def ray_directories():
-    return set(Path(tempfile.gettempdir()).glob("phalanx-*"))
+    """Of the runs that this process has started."""
+    return set(PLACE.glob("phalanx-*"))

@@ -1,0 +1,84 @@
+"""Ids that Gymnasium does not know until the package they belong to is imported: found, or refused with its name.
+
+Gymnasium registers its own environments only. `register` imports the package of an id that it has not heard of, where
+it is installed; `unregistered` is the sentence for an id that stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from phalanx.errors import UserError, unknown
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that brings environments."""
+
+    begins: tuple[str, ...]  # how the ids begin
+    module: str  # importing it registers them
+    install: str  # its name for pip
+
+
+PACKAGES = (
+    Package(("MiniGrid-", "BabyAI-"), "minigrid", "minigrid"),
+    Package(("MinAtar/",), "minatar", "minatar"),
+    Package(("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom"),
+    Package(("MiniWorld-",), "miniworld", "miniworld"),
+    Package(("FlappyBird-",), "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
+    Package(
+        ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-"), "highway_env", "highway-env"
+    ),
+    Package(("tetris_gymnasium/",), "tetris_gymnasium.envs", "tetris-gymnasium"),
+    Package(("procgen",), "procgen", "procgen"),
+)
+ENTRY_POINTS = "gymnasium.envs"
+"""The group under which packages name a function that registers their environments; its names are namespaces."""
+
+
+def register(name: str) -> bool:
+    """Import the package that registers an id, where it is known and installed; was there one?"""
+    package = _package(name)
+    if package is not None and _is_installed(package):
+        import_module(package.module)
+    named = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name.rpartition("/")[0]]
+    for entry in named:
+        entry.load()()
+    return bool(named) or (package is not None and _is_installed(package))
+
+
+def unregistered(name: str, registered: Iterable[str]) -> UserError:
+    """The error for an id that nobody has registered."""
+    if name.startswith("ALE/"):
+        return UserError(f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster")
+    package = _package(name)
+    if package is not None and not _is_installed(package):
+        return UserError(f"{name} needs {package.install}; pip install {package.install}")
+    known = list(registered)
+    namespace, _, rest = name.rpartition("/")
+    if namespace and package is None and not any(other.startswith(f"{namespace}/") for other in known):
+        module = re.sub(r"\W", "_", namespace).lower()
+        return UserError(
+            f"nobody has registered '{name}'; name the module that does as --env.id module:{name}, perhaps "
+            f"{module}:{namespace}/{rest}"
+        )
+    return unknown("Gymnasium environment", name, _alike(name, known))
+
+
+def _package(name: str) -> Package | None:
+    return next((package for package in PACKAGES if name.startswith(package.begins)), None)
+
+
+def _is_installed(package: Package) -> bool:
+    return find_spec(package.module.partition(".")[0]) is not None
+
+
+def _alike(name: str, known: list[str]) -> list[str]:
+    """Of the registered ids those that may be meant: of the same namespace, if there are any."""
+    namespace = name.rpartition("/")[0]
+    return [other for other in known if other.rpartition("/")[0] == namespace] or known
