@@ -130,8 +130,8 @@ def parse(name: str, rest: list[str]) -> None:
         parse_options(OPTIONS[name], name, rest)
     elif name == "study":
         options, flags = parse_known(find(f"{STUDIES[rest[0]].module}:StudyOptions"), "study", rest[1:])
-        for chosen in getattr(options, "presets", None) or [options.preset]:
-            parse_flags("phalanx study", preset(chosen), flags).validate()
+        for name in getattr(options, "presets", None) or [getattr(options, "preset", "a2c")]:
+            parse_flags("phalanx study", preset(name), flags).validate()
     elif name == "bench" and rest[0] == "gpu":
         _, flags = parse_known(GpuOptions, "bench gpu", rest[1:])
         parse_flags("phalanx bench gpu", preset("a2c"), flags).validate()
