@@ -27,7 +27,7 @@ def marked(directory: str) -> list[int]:
 
 def belongs(process: str, directory: str) -> bool:
     """Some of Ray's processes write a title over their environment: those are known by their logs there."""
-    if int(process) == os.getpid():
+    if int(process) in (os.getpid(), os.getppid()):  # the run itself has logs of Ray open until it ends
         return False
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as environment:
         if f"{MARK}={directory}".encode() in environment.read().split(b"\0"):
