@@ -26,7 +26,7 @@ from phalanx.cluster.server import ShardOrder, with_arrays, with_tensors
 from phalanx.cluster.servers import Servers, start_servers
 from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
-from phalanx.cluster.watched import Watched
+from phalanx.cluster.watched import GONE, Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError
 from phalanx.parameters.client import ShardedStore, Whole, states_of
@@ -79,6 +79,7 @@ class Fleet:
         self.counts: dict[int, dict[str, int]] = {}
         self.replays = [Watched(handle) for handle in replays]
         self.version = 0
+        self.given: set[int] = set()  # parameter servers that had to be given parameters, and have not come back yet
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
         self.servers: Servers | None = None
@@ -167,8 +168,8 @@ class Fleet:
     def _hear(self, post: Post) -> Done | None:
         """What a member has done. One that failed for a reason ends the run; one that died is replaced."""
         try:
-            done: Done = ray.get(post.calls.pop(0))
-        except RayActorError as error:
+            done: Done = ray.get(post.calls.pop(0), timeout=STATE_TIMEOUT)  # it may lie on a host that is gone
+        except GONE as error:
             self._replace(post, in_short(error))
             return None
         except RayTaskError as error:
@@ -256,19 +257,24 @@ class Fleet:
         """Name those that died and came back; give one that has lost its standby, too, what the run knows of it."""
         shards = self._own_store().shards
         assert isinstance(shards, RayShards) and self.servers is not None
-        shards.versions()
+        shards.look()
         if self.servers.look_after_standby():
-            self.event("the standby of the parameter servers died and came back; it has copies of all of them again")
+            self.event("the standby of the parameter servers died and came back; it gets copies of all of them")
         for place, replay in enumerate(self.replays):
             if replay.came_back():
                 self.event(f"replay shard {place} died and came back empty")
-        lost, shards.lost = shards.lost, []
-        copies = self._copies(self.servers.parts) if lost else []
-        for shard in lost:
-            ray.get(self.servers.handles[shard].restore.remote(copies[shard]))
-        sentences, shards.came_back = shards.came_back, []
-        for sentence in sentences:
-            self.event(f"{sentence}; at most {self.topology.snapshot_every} of its updates are lost")
+        copies = self._copies(self.servers.parts) if shards.ignorant else []
+        for shard in list(shards.ignorant):
+            self.event(f"parameter server {shard} died with its standby: it goes on from the newest checkpoint")
+            with contextlib.suppress(*GONE):  # one that died again is found again
+                ray.get(self.servers.handles[shard].restore.remote(copies[shard]), timeout=STATE_TIMEOUT)
+            shards.ignorant.discard(shard)
+            self.given.add(shard)
+        came_back, shards.came_back = shards.came_back, {}
+        for shard, sentence in came_back.items():
+            bound = "" if shard in self.given else f" (at most {self.topology.snapshot_every} can be)"
+            self.given.discard(shard)
+            self.event(sentence + bound)
             if self.quorum.asked:
                 self.servers.set_quorum(self.quorum.present)
 
@@ -353,7 +359,7 @@ class Fleet:
         for place in range(len(self.posts)):
             state = None
             if place in calls:
-                with contextlib.suppress(RayActorError, RayTaskError, GetTimeoutError):
+                with contextlib.suppress(RayTaskError, *GONE):
                     state = ray.get(calls[place], timeout=max(0.1, deadline - time.monotonic()))
             states.append(state or EMPTY)
         return states

@@ -365,6 +365,7 @@ GORILA_LOCAL = dataclasses.replace(
     DQN_FAST,
     algorithm=dataclasses.replace(
         DQN_SMALL,
+        learning_starts=5_000,
         target_every=500,
         target_clock="updates",
         epsilon_length=25_000,

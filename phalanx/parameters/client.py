@@ -50,7 +50,7 @@ class Shards(Protocol):
         has that step no longer."""
 
     def versions(self) -> list[int]:
-        """Of the newest parameters of each."""
+        """Of the newest parameters of each; -1 of a shard that was lost and has come back, until it is read."""
 
     def states(self) -> list[dict[str, Any]]: ...
 
@@ -122,11 +122,11 @@ class ShardedStore:
         self.worker = worker
         self.consistent = consistent  # do shards make steps together? Then a pull is one step of all
         self.bfloat16 = bfloat16  # do numbers travel with 8 bits of mantissa?
-        self.guard = guard or LossGuard(0.0, 0)
+        self.guard = guard
         self.sequence = sequence  # of the last push; a successor of a dead worker has another number or goes on
         self.seen = [-1] * len(shards.parts)  # versions of the learner's own parameters
         self.version = 0
-        self.counts: Counter[str] = Counter()  # what became of the learner's gradients
+        self.counts: Counter[str] = Counter({"outliers": 0} if guard else {})  # what became of the learner's gradients
         self.staleness: Counter[int] = Counter()  # others' updates between pull and push -> times
         self.seconds = 0.0  # in pushes and pulls
         self.pull(parameters)
@@ -137,7 +137,7 @@ class ShardedStore:
             raise NotFinite("the loss or the gradient norm is not finite", None)
         started = time.perf_counter()
         self.counts["pushes"] += 1
-        if self.guard.refuses(float(gradient.loss)):
+        if self.guard is not None and self.guard.refuses(float(gradient.loss)):
             self.counts["outliers"] += 1
         else:
             self._send(self._on_the_wire(gradient.flat), learning_rate)
@@ -164,7 +164,7 @@ class ShardedStore:
         """The newest parameters; from shards that make steps together those of one step."""
         started = time.perf_counter()
         own = parameters is self.parameters
-        if not (own and self.shards.versions() == self.seen):
+        if not (own and min(self.seen) >= 0 and self.shards.versions() == self.seen):
             versions = self._read(parameters.flat)
             if self.bfloat16:
                 parameters.flat.copy_(parameters.flat.bfloat16())
@@ -190,6 +190,7 @@ class ShardedStore:
         if self.consistent and (min(versions) < 0 or len(set(versions)) > 1):
             self.counts["torn"] += 1  # a shard came back from an older copy, and made no step since
             versions = self.shards.read(flat, steps)
+            return [max(versions) for _ in versions]  # the next push tells it at which step the others are
         return versions
 
     def _on_the_wire(self, flat: Tensor) -> Tensor:
@@ -199,6 +200,11 @@ class ShardedStore:
         """The histogram since the last call."""
         taken, self.staleness = self.staleness, Counter()
         return taken
+
+    def take_seconds(self) -> dict[str, float]:
+        """Those since the last call, in pushes and pulls."""
+        taken, self.seconds = self.seconds, 0.0
+        return {"exchange": taken}
 
     def state(self) -> dict[str, Any]:
         """Everything an update reads besides the parameters, in the order of the flat vector, as `LocalStore` has it.

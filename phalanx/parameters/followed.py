@@ -10,7 +10,6 @@ data still acts with the newest parameters: once in a while a predictor asks whe
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from phalanx.parameters.client import ShardedStore
 from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.locked import Turns
 from phalanx.types import Gradient
 
 LOOK = 0.1  # seconds without a step of its own trainer, after which a node asks the servers for newer parameters
@@ -34,7 +34,7 @@ class FollowedParameters:
         self.connect = connect
         self.follower = connect(parameters)  # pushes nothing
         self.trainers: list[ShardedStore] = []
-        self.lock = threading.Lock()
+        self.turns = Turns(parameters.flat)
         self.looked = time.monotonic()
 
     @property
@@ -44,17 +44,16 @@ class FollowedParameters:
     def newest(self) -> int:
         """The version of the newest parameters there are. One of the threads that ask looks for them, if nobody has for
         a while; the others do not wait for it."""
-        if time.monotonic() - self.looked > LOOK and self.lock.acquire(blocking=False):
-            try:
-                self.looked = time.monotonic()
-                self.follower.pull(self.parameters)
-            finally:
-                self.lock.release()
+        if time.monotonic() - self.looked > LOOK:
+            with self.turns.take(wait=False) as taken:
+                if taken:
+                    self.looked = time.monotonic()
+                    self.follower.pull(self.parameters)
         return self.version
 
     def take(self, store: ShardedStore) -> None:
         """A trainer has newer parameters: everybody here gets them."""
-        with self.lock:
+        with self.turns.take():
             self.looked = time.monotonic()
             if store.version > self.follower.version:
                 self.parameters.flat.copy_(store.parameters.flat)
@@ -102,15 +101,15 @@ class NodeStore:
             version = self.own.pull(parameters)
             self.shared.take(self.own)
             return version
-        with self.shared.lock:
+        with self.shared.turns.take():
             parameters.flat.copy_(self.shared.parameters.flat)
             parameters.refresh()
             return self.shared.version
 
     def state(self) -> dict[str, Any]:
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.shared.follower.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        with self.shared.lock:
+        with self.shared.turns.take():
             self.shared.follower.restore(state)

@@ -14,7 +14,7 @@ import copy
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,14 +31,17 @@ from phalanx.replica.crew import Crew, Gate
 from phalanx.replica.report import Report, Snapshot
 from phalanx.replica.trainer import Trainer
 from phalanx.runtime.clocks import VERSION, Clocks
-from phalanx.runtime.device import Compute
+from phalanx.runtime.device import Compute, on_stream, restore_generator
+from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.timing import Timing
 from phalanx.sampling.agents import Agents
+from phalanx.sampling.inference import EagerInference, Inference
 from phalanx.sampling.predictor import Predictor, Questions
-from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue
-from phalanx.types import Progress
+from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue, merged
+from phalanx.seams import Policy
+from phalanx.types import Progress, Rollout
 
 T = TypeVar("T")
 
@@ -104,9 +107,12 @@ class Node:
         self.tuner_state: dict[str, Any] | None = None  # of whoever moves the numbers; kept in checkpoints
         self.waited = (time.monotonic(), 0.0, 0.0)  # when idle shares were asked for last, and the seconds idle by then
         self.window: deque[tuple[float, np.ndarray]] = deque()  # times, and what had been counted then
+        if compute.graphs:
+            lock_pages(agents.exchange.memory_array)  # for the device to reach the step buffer in place
 
     def resize(self, agents: int, predictors: int, trainers: int) -> None:
         """So many of each from now on. Agents that are too many end their segments and rest."""
+        self._finish_on_device()  # new threads have streams of their own
         self.predictors.resize(predictors)
         self.trainers.resize(trainers)
         self.agents.play(agents)
@@ -126,6 +132,10 @@ class Node:
                 failure, crew.failure = crew.failure, None
                 raise failure
         return self._report()
+
+    def pause(self) -> None:
+        """Nobody works any more: what is reported next is all that the last checkpoint holds."""
+        self.gate.close(PAUSE_SECONDS)
 
     @property
     def progress(self) -> Progress:
@@ -151,7 +161,7 @@ class Node:
         ]
 
     def weights(self) -> dict[str, Tensor]:
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.parameters.named_tensors()
 
     def snapshot(self, with_envs: bool = True) -> Snapshot:
@@ -161,13 +171,16 @@ class Node:
                 trainer.leave()
             games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
             node = {
+                "predictors": [predictor.generator.get_state() for predictor in self._predictors],
                 "trainers": [trainer.state() for trainer in self._trainers],
-                "queue": [dict(vars(segment)) for segment in self.queue.segments],
+                "queue": [segment.state() for segment in self.queue.segments],
                 "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
                 "tuner": self.tuner_state,
             }
             replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
-            return Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+            snapshot = Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+            self._finish_on_device()  # before threads write again
+            return snapshot
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         """Before `resize`. Games of another topology, or of another number of environments, are not gone on with."""
@@ -182,6 +195,10 @@ class Node:
         self.trainers.hands = [self._make_trainer(rank) for rank in range(len(trainers))]
         for trainer, state in zip(self._trainers, trainers, strict=True):
             trainer.restore(state)
+        generators = node.get("predictors", [])[: self.topology.most_predictors]  # older checkpoints have none
+        self.predictors.hands = [self._make_predictor(rank) for rank in range(len(generators))]
+        for predictor, generator in zip(self._predictors, generators, strict=True):
+            restore_generator(predictor.generator, generator)
         self.tuner_state = node["tuner"]
         games = node["games"]
         if games is not None and self._can_go_on(games):
@@ -227,6 +244,14 @@ class Node:
         self.trainers.dismiss()
         self.predictors.close()
         self.trainers.close()
+        if self.compute.graphs:
+            torch.cuda.synchronize()
+            unlock_pages(self.agents.exchange.memory_array)
+
+    def _finish_on_device(self) -> None:
+        """Wait for what this thread has launched; others have streams of their own, on which they leave nothing."""
+        if self.compute.graphs:
+            torch.cuda.current_stream().synchronize()
 
     @property
     def _trainers(self) -> list[Trainer]:
@@ -288,12 +313,18 @@ class Node:
         }
 
     def _make_predictor(self, rank: int) -> Predictor:
+        stream = torch.cuda.Stream(priority=-1) if self.compute.graphs else None  # agents wait; learning can wait
+        with on_stream(stream):  # what is allocated here is used there
+            return self._predictor_on(stream, rank)
+
+    def _predictor_on(self, stream: torch.cuda.Stream | None, rank: int) -> Predictor:
         acting = acting_copy(
             self.experiment, self.model, self.compute, self.store, None, self.agents.layout.environments
         )
         seed = number(self.experiment.run.seed, Role.ACTIONS, THREADS * self.share.rank + rank)
         return Predictor(
             questions=self.questions,
+            inference=self._make_inference(acting.policy),
             policy=acting.policy,
             parameters=acting.parameters,
             store=self.store,
@@ -301,18 +332,40 @@ class Node:
             decode=self.decode,
             clocks=self.clocks,
             counting=self.counting,
-            generator=torch.Generator(self.compute.device).manual_seed(seed),
+            generator=torch.Generator().manual_seed(seed),
+            stream=stream,
+        )
+
+    def _make_inference(self, policy: Policy) -> Inference:
+        observation = self.agents.step.observation
+        if not self.compute.graphs:
+            return EagerInference(policy=policy, segments=self.segments, observation=observation, decode=self.decode)
+        from phalanx.sampling.graph_inference import GraphInference
+
+        return GraphInference(
+            policy=policy,
+            segments=self.segments,
+            observation=mapped(observation, self.compute.device),
+            raw_observation=observation,
+            decode=self.decode,
+            most_rows=min(self.questions.most * self.agents.envs_per_agent, self.agents.layout.environments),
+            report=self.tell,
         )
 
     def _make_trainer(self, rank: int) -> Trainer:
+        stream = torch.cuda.Stream() if self.compute.graphs else None
+        with on_stream(stream):
+            return self._trainer_on(stream, rank)
+
+    def _trainer_on(self, stream: torch.cuda.Stream | None, rank: int) -> Trainer:
         model = copy.deepcopy(self.model)
         parameters = flatten(model, self.compute)
         store = self.shared.store_of(parameters)
         clocks = self.clocks.of(1 + rank)
         clocks.own[VERSION] = self.shared.version
-        stream = Share(THREADS * self.share.rank + rank)
+        share = Share(THREADS * self.share.rank + rank)
         learner = make_learner(
-            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, stream
+            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, share
         )
         return Trainer(
             learner=learner,
@@ -320,6 +373,18 @@ class Node:
             queue=self.queue,
             least_rows=self.topology.min_batch,
             nothing_follows=lambda: self.questions.over,
+            merge=self._make_merge(),
+            stream=stream,
+        )
+
+    def _make_merge(self) -> Callable[[Sequence[Segment]], Rollout]:
+        if not self.compute.graphs:
+            return merged
+        from phalanx.sampling.fixed_rollouts import FixedRollouts
+
+        sampler, spec = self.experiment.sampler, self.agents.spec.seen
+        return FixedRollouts(
+            spec, self.experiment.env.stack, sampler.horizon, self.topology.min_batch, self.compute.device
         )
 
 

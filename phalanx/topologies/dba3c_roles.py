@@ -77,7 +77,7 @@ class Worker:
 
     def whole(self) -> Whole:
         """For a checkpoint: what the servers have, all of it of one step."""
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.shared.follower.whole()
 
 

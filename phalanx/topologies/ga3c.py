@@ -40,12 +40,14 @@ def run(experiment: Experiment, session: Session) -> None:
             report = node.iterate(seconds=0.2)
             session.note(report)
             tuner.look(report)
+        node.pause()
+        session.note(node.iterate(seconds=0.0))
 
 
 def compute_of(experiment: Experiment) -> Compute:
     """Predictors and trainers are threads side by side: more torch threads for each would be in each other's way."""
     compute = choose_compute(experiment.run)
-    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads, graphs=False)
+    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads)
 
 
 def make_agents(
