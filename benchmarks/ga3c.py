@@ -1,11 +1,14 @@
 """GA3C beside the other topologies on one machine, in turn within one run.
 
-    python benchmarks/ga3c.py pps [--environments 32] [--game pong]   predictions/s beside `synchronous`, no learning
-    python benchmarks/ga3c.py networks   steps/s of GA3C in training beside A3C, by network (the paper's table 2)
+    python benchmarks/ga3c.py pps        predictions/s beside `synchronous`, with as many environments, no learning
+    python benchmarks/ga3c.py networks   PPS of GA3C in training beside A3C on the CPU, by network (the paper's table 2)
     python benchmarks/ga3c.py tuner      TPS that the tuner reaches from 1-1-1 beside a grid of fixed settings
-    python benchmarks/ga3c.py batches    score and lag by the minimum training batch, on Catch, as a figure
+    python benchmarks/ga3c.py emulator   PPS in training, with the tuner on, beside the emulator's rate on all cores
+    python benchmarks/ga3c.py batches    score and lag by the minimum training batch, as a figure
+    python benchmarks/ga3c.py score      one run: time, steps and lag until a score of Pong
 
-A line for each window goes to standard error, the table to standard output. CPU seconds of this process and its workers
+Flags of `phalanx train` may follow after `--`; they are for every run of GA3C. A line for each window goes to standard
+error, the table to standard output, and both as data into the folder --out. CPU seconds of this process and its workers
 for each 1,000 steps stand beside the speed: they tell what a step costs where the machine has other work, too.
 """
 
@@ -26,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from phalanx.bench.emulators import BareEmulators
 from phalanx.config import Experiment, GA3CConfig, SynchronousConfig
 from phalanx.config.presets import preset
 from phalanx.figure import Line, Panel, chart
@@ -33,6 +37,7 @@ from phalanx.probe import resolve_precision
 from phalanx.replica.build import make_replica
 from phalanx.replica.crew import Crew
 from phalanx.replica.node import Node
+from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.topologies import ga3c, synchronous
 
@@ -137,56 +142,74 @@ def pps(options: argparse.Namespace) -> None:
                 speeds[name].append(steps / (time.monotonic() - began))
                 costs[name].append((cpu_seconds() - used) / steps * 1000)
             print(f"{name} {speeds[name][-1]:.0f}/s {costs[name][-1]:.3f} CPU s/1,000", file=sys.stderr, flush=True)
+    keep(options, "pps", {"speeds": speeds, "cpu_seconds_for_1000": costs})
     for name in contenders:
         print(f"{name:<12} {statistics.median(speeds[name]):8,.0f}/s  {statistics.median(costs[name]):.3f} CPU s/1,000")
     ratios = [free / bound for free, bound in zip(speeds["ga3c"], speeds["synchronous"], strict=True)]
-    print(f"ratio of speeds {statistics.median(ratios):.3f}")
+    cheaper = statistics.median(costs["synchronous"]) / statistics.median(costs["ga3c"])
+    print(f"ratio of speeds {statistics.median(ratios):.3f}, of what the CPU time of each would give {cheaper:.3f}")
 
 
-def records_of(preset_name: str, seconds: float, *flags: str) -> list[dict[str, Any]]:
-    """What `phalanx train` records within so many seconds."""
+def keep(options: argparse.Namespace, name: str, data: Any) -> Path:
+    """Write the data of a measurement into the folder of results."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"ga3c-{name}.json"
+    path.write_text(json.dumps({"command": sys.argv[1:], "data": data}, indent=1))
+    return path
+
+
+def records_of(preset_name: str, seconds: float, *flags: str, again: bool = False) -> list[dict[str, Any]]:
+    """What `phalanx train` records within so many seconds of training; starting is not counted in."""
     with tempfile.TemporaryDirectory() as place:
-        command = [
-            sys.executable,
-            "-m",
-            "phalanx",
-            "train",
-            preset_name,
-            "--run.directory",
-            place,
-            "--run.log-every",
-            "1",
-        ]
-        command += ["--run.seconds", str(seconds), *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=seconds + 120)
+        command = [sys.executable, "-m", "phalanx", "train", preset_name, "--run.directory", place]
+        command += ["--run.log-every", "1", "--run.seconds", str(seconds), *flags]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=seconds + 120,
+            env=environment,
+        )
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed: {done.stderr[-500:]}")
         (path,) = Path(place).glob("*/metrics.jsonl")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def rate(records: list[dict[str, Any]], name: str, since: float) -> float:
-    """The median of a number in the records after so many seconds."""
-    return statistics.median(record[name] for record in records if record["time_s"] > since and record.get(name))
+    """The median of a number in the records after so many seconds, or of all of them if there are none so late."""
+    late = [record[name] for record in records if record["time_s"] > since and record.get(name)]
+    return statistics.median(late or [record.get(name) or 0.0 for record in records] or [0.0])
 
 
 def networks(options: argparse.Namespace) -> None:
-    """Both learn while they are measured; A3C has a replica for each core, with the same number of environments in
-    all."""
+    """Both learn while they are measured, with the same number of environments in all. A3C has a replica for each core
+    and computes on the CPU, as in the paper; GA3C has the GPU if there is one."""
     game, environments = ["--env.game", options.game], ["--sampler.environments", str(options.environments)]
+    free = ["--topology.predictors", str(options.predictors), "--topology.trainers", str(options.trainers)]
+    if not options.tune:
+        free += ["--topology.tuner", "off"]
+    cores = str(usable_cores())
     ways = {
-        "ga3c": ["--topology.tuner", "off", "--topology.predictors", "1", "--topology.trainers", "1"],
-        "a3c": ["--topology", "asynchronous", "--topology.replicas", str(len(os.sched_getaffinity(0)))],
+        "ga3c": [*free, *options.flags],
+        "a3c": ["--topology", "asynchronous", "--topology.replicas", cores, "--run.device", "cpu"],
     }
-    names = ["ga3c", *(f"ga3c-large-stride{stride}" for stride in (4, 3, 2, 1))]
+    names = options.networks or ["ga3c", *(f"ga3c-large-stride{stride}" for stride in (4, 3, 2, 1))]
     print(f"{'network':<20} {'GA3C':>8} {'A3C':>8} {'ratio':>7}")
+    table: dict[str, dict[str, list[float]]] = {}
     for name in names:
         speeds: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(options.rounds):
             for way in list(ways)[:: -1 if turn % 2 else 1]:
                 records = records_of(name, options.seconds, *ways[way], *game, *environments)
-                speeds[way].append(rate(records, "sps", since=options.seconds / 3))
+                speeds[way].append(rate(records, "pps" if way == "ga3c" else "sps", since=options.seconds / 2))
                 print(f"{name} {way} {speeds[way][-1]:.0f}", file=sys.stderr, flush=True)
-        free, bound = (statistics.median(speeds[way]) for way in ways)
-        print(f"{name:<20} {free:8,.0f} {bound:8,.0f} {free / bound:7.2f}", flush=True)
+        ours, theirs = (statistics.median(speeds[way]) for way in ways)
+        table[name] = speeds
+        keep(options, "networks", table)
+        print(f"{name:<20} {ours:8,.0f} {theirs:8,.0f} {ours / max(theirs, 1e-9):7.2f}", flush=True)
 
 
 def tuner(options: argparse.Namespace) -> None:
@@ -194,21 +217,22 @@ def tuner(options: argparse.Namespace) -> None:
     is too great."""
 
     def fixed(setting: tuple[int, int, int], seconds: float) -> float:
-        flags = flags_of(setting)
+        flags = [*flags_of(setting), *options.flags]
         measured = rate(records_of("ga3c-static", seconds, "--env.game", options.game, *flags), "tps", seconds / 2)
         print(f"{setting} {measured:.1f} segments/s", file=sys.stderr, flush=True)
         return measured
 
-    grid = {setting: fixed(setting, options.seconds) for setting in itertools.product((4, 16, 32), (1, 2), (1, 2))}
+    grid = {setting: fixed(setting, options.seconds) for setting in itertools.product(options.grid, (1, 2), (1, 2))}
     best = max(grid, key=lambda setting: grid[setting])
     found = records_of(
         *("ga3c", options.tuning_seconds, "--env.game", options.game, *flags_of((1, 1, 1))),
-        *("--topology.tuner-window", str(options.window)),
+        *("--topology.tuner-window", str(options.window), *options.flags),
     )
     last = found[-1]
     setting = (int(last["agents"]), int(last["predictors"]), int(last["trainers"]))
     reached = rate(found, "tps", 0.75 * options.tuning_seconds)
     again = [fixed(best, options.seconds), fixed(setting, options.seconds)]
+    keep(options, "tuner", {"grid": [[*key, tps] for key, tps in grid.items()], "again": again, "tuned": found})
     print(f"the grid's best {best}: {grid[best]:.1f}, again {again[0]:.1f} segments/s")
     print(f"the tuner, last quarter: {reached:.1f}; its last setting {setting} by itself {again[1]:.1f}")
     print(f"ratio {reached / again[0]:.3f}; of the settings alone {again[1] / again[0]:.3f}")
@@ -220,42 +244,108 @@ def flags_of(setting: tuple[int, int, int]) -> list[str]:
     return [*flags, "--topology.predictors", predictors, "--topology.trainers", trainers]
 
 
+def emulator(options: argparse.Namespace) -> None:
+    """The emulator is measured before and after; between, its processes sleep."""
+    flags = ["--env.game", options.game, "--sampler.environments", str(options.environments)]
+    flags += ["--topology.predictors", str(options.predictors), "--topology.trainers", str(options.trainers)]
+    flags += ["--topology.tuner-window", str(options.window), *options.flags]
+    with BareEmulators(options.game, 2 * usable_cores(), 4) as emulators:
+        limits = [emulators.speed(2.0)]
+        records = records_of("ga3c", options.tuning_seconds, *flags)
+        limits.append(emulators.speed(2.0))
+    last, limit = records[-1], statistics.mean(limits)
+    reached = rate(records, "pps", 0.75 * options.tuning_seconds)
+    keep(options, options.name or "emulator", {"emulator": limits, "records": records})
+    setting = " ".join(f"{last[name]:.0f} {name}" for name in ("agents", "predictors", "trainers"))
+    print(f"{reached:,.0f} predictions/s beside {limit:,.0f} steps/s of the emulator: ratio {reached / limit:.3f}")
+    print(
+        f"{setting}; {last['tps']:,.0f} segments/s, lag {last['lag_mean']:.2f}, {last['batch_fill']:.1f} rows at once"
+    )
+
+
 def batches(options: argparse.Namespace) -> None:
     """The learning rate is the same for all: the loss is a mean, so that a step does not grow with its batch."""
     sizes = (1, 5, 20, 40, 80)
-    scores, lags = [], []
+    name = "a2c-catch" if options.game == "catch" else "a2c-pong"
+    if name == "a2c-pong":
+        options.flags = ["--env.game", options.game, *options.flags]
+    scores, lags, data = [], [], {}
     for size in sizes:
         flags = ["--topology", "ga3c", "--topology.min-batch", str(size), "--topology.queue", "100"]
         flags += ["--sampler.environments", "16", "--sampler.horizon", "5", "--run.steps", str(options.steps)]
-        runs = [records_of("a2c-catch", 600.0, *flags, "--run.seed", str(seed)) for seed in range(options.rounds)]
+        limit = options.seconds if options.seconds > 60 else 600.0
+        runs = [
+            records_of(name, limit, *flags, "--run.seed", str(seed), *options.flags) for seed in range(options.rounds)
+        ]
+        data[size] = runs
         lines = [[(record["steps"], record["score"]) for record in run if record["score"] is not None] for run in runs]
         scores.append(Line(f"{size} steps", max(lines, key=len)))
         late = [record["lag_mean"] for run in runs for record in run]
         lags.append((float(size), statistics.mean(late)))
-        ends = [line[-1][1] for line in lines]
+        ends = [line[-1][1] for line in lines if line]
         print(f"{size:3} scores at the end {ends}, mean lag {lags[-1][1]:.2f}", flush=True)
     panels = [
-        Panel("Catch, one run each", "steps", "score", scores),
+        Panel(f"{options.game}, one run each", "steps", "score", scores),
         Panel("policy lag", "least steps of a batch", "versions", [Line("mean", lags)], x_log=True),
     ]
-    options.out.write_text(chart("GA3C's minimum training batch", panels))
+    path = keep(options, f"batches-{options.game}", data)
+    path.with_suffix(".svg").write_text(chart("GA3C's minimum training batch", panels))
+
+
+def score(options: argparse.Namespace) -> None:
+    """Of a run that ends with its target score, or with its time."""
+    started = time.monotonic()
+    records = records_of(
+        options.preset,
+        options.seconds,
+        *([] if options.preset.startswith("ga3c") else ["--topology", "ga3c"]),  # which would set all its numbers back
+        *("--env.game", options.game, "--run.target-score", str(options.target)),
+        *options.flags,
+    )
+    last, lags = records[-1], [record["lag_mean"] for record in records]
+    keep(options, options.name or f"score-{options.preset}", records)
+    curve = [(round(record["time_s"]), record["score"]) for record in records][:: max(1, len(records) // 10)]
+    print(f"score {last['score']} after {last['time_s']:.0f} s of training and {last['steps']:,} steps; with its start "
+          f"and end {time.monotonic() - started:.0f} s")  # fmt: skip
+    print(
+        f"lag {statistics.mean(lags):.2f} on average, {max(record['lag_max'] for record in records)} at most; {curve}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    commands = {"pps": pps, "networks": networks, "tuner": tuner, "batches": batches}
+    commands = {
+        "pps": pps,
+        "networks": networks,
+        "tuner": tuner,
+        "emulator": emulator,
+        "batches": batches,
+        "score": score,
+    }
     parser.add_argument("what", choices=commands)
-    parser.add_argument("--game", default="pong")
+    parser.add_argument("--game", default="pong", help="batches: or catch, a toy")
     parser.add_argument("--environments", type=int, default=32)
     parser.add_argument("--agents", type=int, default=0, help="pps: 0 for one for each environment")
-    parser.add_argument("--predictors", type=int, default=2, help="pps")
+    parser.add_argument("--predictors", type=int, default=1)
+    parser.add_argument("--trainers", type=int, default=1, help="networks, emulator")
+    parser.add_argument("--tune", action="store_true", help="networks: with the tuner on")
+    parser.add_argument("--networks", nargs="+", default=[], help="networks: names of presets, a part of the table")
+    parser.add_argument("--grid", type=int, nargs="+", default=[4, 16, 32], help="tuner: numbers of agents")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--tuning-seconds", type=float, default=180.0, help="tuner")
-    parser.add_argument("--window", type=float, default=4.0, help="tuner")
+    parser.add_argument("--tuning-seconds", type=float, default=180.0, help="tuner, emulator")
+    parser.add_argument("--window", type=float, default=4.0, help="tuner, emulator")
     parser.add_argument("--steps", type=int, default=40_000, help="batches")
-    parser.add_argument("--out", type=Path, default=Path("ga3c-batches.svg"), help="batches: the figure")
-    options = parser.parse_args()
+    parser.add_argument("--preset", default="a2c-pong", help="score")
+    parser.add_argument("--target", type=float, default=18.0, help="score")
+    parser.add_argument("--name", default="", help="emulator, score: of the file with the results")
+    parser.add_argument("--out", type=Path, default=Path("build/ga3c"), help="folder of results")
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, flags = own[:at], own[at + 1 :]
+    options = parser.parse_args(own)
+    options.flags = flags
     commands[options.what](options)
 
 

@@ -42,6 +42,12 @@ COMMANDS = (
     ("bench", "training", "a2c-catch", "--seconds", "0.2", "--repeats", "1"),
     ("completion", "bash"),
 )
+FROM_PYTHON = """
+import phalanx
+run = phalanx.train("ppo-gym", env="CartPole-v1", overrides={"run.steps": 2000})
+agent = phalanx.load(run.directory)
+assert len(agent.evaluate(games=3)) == 3
+"""
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"))
 OFTEN = 5  # a time is the median of so many
 
@@ -121,6 +127,7 @@ def commands(place: Path, python: Path) -> None:
         begin = time.perf_counter()
         run([str(python.parent / "phalanx"), *command], work)
         print(f"{time.perf_counter() - begin:6.1f} s           phalanx {' '.join(command)}", flush=True)
+    run([str(python), "-c", FROM_PYTHON], work)
     where = run([str(python), "-c", "import phalanx; print(phalanx.__file__)"], work)
     require(where.startswith(str(place)), f"phalanx was imported from {where}")
 

@@ -3,6 +3,8 @@ memory pool in use, and of the default generator. `tests/gpu` has the same with 
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -137,3 +139,33 @@ def test_what_an_interrupted_capture_has_done_is_undone(cuda, monkeypatch, when)
         graphs.Capturer("work", print).capture(work, undo, stream)
     assert count == 0
     assert stream.waited_for  # what is saved next reads what was undone there
+
+
+def test_threads_capture_one_after_the_other(cuda, monkeypatch):
+    """Each waits for the whole device before it captures, which CUDA forbids while another one does."""
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    captures, overlaps = [], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: overlaps.append(1) if captures else None)
+
+    def record(work):
+        captures.append(1)
+        threading.Event().wait(0.01)
+        captures.pop()
+        return Replayable(), ""
+
+    class Replayable:
+        def replay(self): ...
+
+    monkeypatch.setattr(graphs, "record", record)
+    done = []
+
+    def capture():
+        done.append(graphs.Capturer("work", print).capture(lambda: None, lambda: None, Stream()))
+
+    threads = [threading.Thread(target=capture) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert len(done) == 5 and not overlaps

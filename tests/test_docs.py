@@ -130,7 +130,8 @@ def parse(name: str, rest: list[str]) -> None:
         parse_options(OPTIONS[name], name, rest)
     elif name == "study":
         options, flags = parse_known(find(f"{STUDIES[rest[0]].module}:StudyOptions"), "study", rest[1:])
-        parse_flags("phalanx study", preset(getattr(options, "preset", "a2c")), flags).validate()
+        for name in getattr(options, "presets", None) or [getattr(options, "preset", "a2c")]:
+            parse_flags("phalanx study", preset(name), flags).validate()
     elif name == "bench" and rest[0] == "gpu":
         _, flags = parse_known(GpuOptions, "bench gpu", rest[1:])
         parse_flags("phalanx bench gpu", preset("a2c"), flags).validate()

@@ -67,14 +67,18 @@ class TestSignals:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
     @pytest.mark.parametrize(
         "flags",
-        [("a2c-catch", "--topology", "synchronous", "--sampler.workers", 2), ("a2c", *ATARI, "--sampler.horizon", 256)],
-        ids=["catch", "pong"],
+        [
+            ("a2c-catch", "--topology", "synchronous", "--sampler.workers", 2),
+            ("a2c", *ATARI, "--sampler.horizon", 256),
+            ("a2c-catch", "--topology", "ga3c", "--sampler.environments", 2, "--sampler.horizon", 5),
+        ],
+        ids=["catch", "pong", "ga3c"],
     )
     def test_stop_a_run_in_time_with_a_checkpoint(self, tmp_path, number, code, flags):
         shared_before = set(os.listdir("/dev/shm"))
         process = start(tmp_path, *flags, "--run.log-every", 0.1)
         run = tmp_path / "run"
-        wait_for(lambda: (run / "metrics.jsonl").exists() and records(run), process)
+        wait_for(lambda: (run / "metrics.jsonl").exists() and any(r["steps"] for r in records(run)), process)
         children = descendants(process.pid)
         assert len(children) == 2
         stop(process, number)

@@ -25,7 +25,7 @@ class PPO:
     def __init__(self, config: PPOConfig, total_steps: int) -> None:
         self.config = config
         self.peers = ALONE
-        self.stable_buffers: dict[str, Tensor] = {}  # captured updates read them where they lie
+        self.stable_buffers: dict[int, dict[str, Tensor]] = {}  # captured updates read them where they lie
         self.clip = towards(config.clip, config.final_clip, total_steps)
         self.discount = towards(config.discount, config.final_discount, config.discount_length or total_steps)
 
@@ -50,11 +50,10 @@ class PPO:
         """The same rows, with what is no part of the rollout in memory of their own, the same for every rollout of that
         size. An epoch writes there what its minibatches are to learn from."""
         computed = {"returns": rows.returns, "advantage": rows.advantage, "weight": rows.weight}
+        buffers = self.stable_buffers.setdefault(len(rows.weight), {})
         for name, values in computed.items():
-            buffer = self.stable_buffers.get(name)
-            fits = buffer is not None and buffer.shape == values.shape
-            self.stable_buffers[name] = buffer.copy_(values) if buffer is not None and fits else values.clone()
-        return replace(rows, **self.stable_buffers)
+            buffers[name] = buffers[name].copy_(values) if name in buffers else values.clone()
+        return replace(rows, **buffers)
 
     def state(self) -> dict[str, Any]:
         return {}

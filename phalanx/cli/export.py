@@ -79,6 +79,7 @@ def command(arguments: list[str]) -> int:
 def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportOptions) -> str:
     """Everything that belongs to the export; the score on its card."""
     from phalanx.config.stored import load_origin, save
+    from phalanx.registry import algorithm_name
     from phalanx.runs.card import Facts, card
     from phalanx.runs.checkpoint import FILES, Checkpoints
     from phalanx.sampling.evaluator import evaluate
@@ -95,7 +96,7 @@ def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportO
     scores = evaluate(config, policy, compute, options.games, options.seed, progress)
     versions = origin.get("versions") if isinstance(origin, dict) else None
     facts = Facts(
-        algorithm=type(experiment.algorithm).__name__.removesuffix("Config"),
+        algorithm=algorithm_name(experiment),
         topology=experiment.topology.name,
         preset=experiment.preset,
         environment=config.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, Experiment, GA3CConfig, PPOConfig
+from phalanx.config import AtariConfig, DBA3CConfig, Experiment, GA3CConfig, PPOConfig
 from phalanx.config.flags import parse_experiment
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
@@ -17,6 +17,7 @@ from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.share import Share, divide_cores
 from phalanx.sampling.graph_answers import rows_of_a_launch
 from phalanx.sampling.placement import Placement, place, sends_raw_screens
+from phalanx.topologies.dba3c_roles import as_node
 from phalanx.types import EnvSpec
 
 
@@ -52,10 +53,11 @@ def _machine(experiment: Experiment, cores: list[tuple[int, ...]]) -> list[tuple
     single = len(cores) == 1
     placement = place(experiment, compute.device.type, None if single else cores[0])
     free = f"{free_memory() / 2**30:.1f} GiB memory free"
+    anywhere = single or isinstance(experiment.topology, DBA3CConfig)  # whose workers keep to no cores
     return [
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
-        *([] if single else [("replicas", _replicas(cores))]),
+        *([] if anywhere else [("replicas", _replicas(cores))]),
         ("processes", _processes(experiment, placement, compute, single)),
         *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
@@ -65,6 +67,8 @@ def _processes(experiment: Experiment, placement: Placement, compute: Compute, s
     """Of one replica; one of many on a single core has its environments in its own process."""
     if isinstance(experiment.topology, GA3CConfig):
         return _node(experiment.topology, placement)
+    if isinstance(experiment.topology, DBA3CConfig):
+        return _workers(experiment, experiment.topology, compute)
     if single or compute.device.type != "cpu" or placement.workers > 1:
         return placement.describe()
     return f"1 (the replica and its {placement.envs_per_worker} environments), {placement.owner_threads} torch threads"
@@ -78,6 +82,17 @@ def _node(topology: GA3CConfig, placement: Placement) -> str:
         return f"{agents}, {counts}, {placement.owner_threads} torch threads each"
     most = f"{topology.most_agents} agents, {topology.most_predictors} predictors and {topology.most_trainers} trainers"
     return f"{agents}, {counts}, {placement.owner_threads} torch threads each; the tuner may come to {most}"
+
+
+def _workers(experiment: Experiment, topology: DBA3CConfig, compute: Compute) -> str:
+    """Who works in a run of Distributed BA3C."""
+    node = as_node(experiment, experiment.run.threads)
+    assert isinstance(node.topology, GA3CConfig)
+    evaluator = ", an evaluator" if topology.evaluate_every else ""
+    quorum = topology.quorum_of_workers
+    step = f"a step takes the gradients of {quorum}" if quorum else "each gradient is a step"
+    servers = f"{topology.shards} parameter servers with a standby{evaluator}; {step}"
+    return f"{topology.workers} workers, each {_node(node.topology, place(node, compute.device.type))}; {servers}"
 
 
 def _replicas(cores: list[tuple[int, ...]]) -> str:
@@ -110,6 +125,10 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     rate = learning_rate_schedule(experiment)
     if isinstance(experiment.topology, GA3CConfig):
         return _node_batches(experiment, experiment.topology)
+    if isinstance(experiment.topology, DBA3CConfig):
+        node = as_node(experiment, experiment.run.threads)
+        assert isinstance(node.topology, GA3CConfig)
+        return _node_batches(node, node.topology)
     return [
         (
             "rollout",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,16 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from phalanx.cluster.member import Done, Host, MemberOrder
-from phalanx.cluster.server import ShardOrder, with_arrays
+from phalanx.cluster.post import EVALUATOR, WORKER, Post
+from phalanx.cluster.quorum import Quorum
+from phalanx.cluster.server import ShardOrder, with_arrays, with_tensors
 from phalanx.cluster.servers import Servers, start_servers
 from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
-from phalanx.cluster.watched import Watched
+from phalanx.cluster.watched import GONE, Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError
-from phalanx.parameters.client import ShardedStore, states_of
+from phalanx.parameters.client import ShardedStore, Whole, states_of
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
 from phalanx.parameters.shards import cut
@@ -36,38 +38,15 @@ from phalanx.replica.team import EMPTY
 from phalanx.runtime.child import START_TIMEOUT
 from phalanx.runtime.deaths import DeathBudget
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.share import Share
 from phalanx.types import Progress
 
 TURN = 0.25  # seconds that a member works before it tells what it has done
 CALLS = 2  # asked of a member at once, so that it never waits for the next one
 ROOM_SECONDS = 30.0  # after which a member that finds no room in the cluster is named
+CHIEF_TIMEOUT = 10.0  # seconds that the chief may take to say what the servers have
 STATE_TIMEOUT = 30.0  # seconds that a member may take to give its state
-EVALUATOR = "evaluator"  # a kind of member that neither acts for the run nor learns
 LONGEST_EVALUATION = 7200.0  # seconds
 SUPERVISOR = -1  # number of the fleet's own store, which never pushes
-
-
-@dataclass
-class Post:
-    """A place in the fleet, and the member that holds it now."""
-
-    kind: str
-    rank: int
-    target: str
-    share: Share
-    extra: Any = None
-    handle: Any = None
-    calls: list[Any] = field(default_factory=list)
-    own: Progress = field(default_factory=Progress)  # of the present member
-    born: float = 0.0
-    heard: float = 0.0
-    begun: bool = False  # has it ever answered?
-    waits_for_room: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind} {self.rank}"
 
 
 class Fleet:
@@ -91,8 +70,7 @@ class Fleet:
         self.posts = posts
         self.event = event
         self.bound = bound
-        self.quorum = quorum  # gradients that make a step, as it was asked for; 0: each one does
-        self.present_quorum = quorum
+        self.quorum = Quorum(quorum, self.topology.too_few if isinstance(self.topology, DBA3CConfig) else "lower")
         sampler = experiment.sampler
         self.budget = DeathBudget("member", len(posts), sampler.max_deaths, sampler.max_deaths_in_a_row)
         self.births = 0
@@ -101,6 +79,7 @@ class Fleet:
         self.counts: dict[int, dict[str, int]] = {}
         self.replays = [Watched(handle) for handle in replays]
         self.version = 0
+        self.given: set[int] = set()  # parameter servers that had to be given parameters, and have not come back yet
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
         self.servers: Servers | None = None
@@ -112,15 +91,21 @@ class Fleet:
 
     def start(self) -> None:
         """Start all processes; they get ready while the caller goes on."""
-        optimizer, topology = self.experiment.optimizer, self.topology
+        optimizer, topology, quorum = self.experiment.optimizer, self.topology, self.quorum.asked
         parts = [part for part in cut(self.model.flat.numel(), topology.shards) if part.stop > part.start]
         orders = [
-            ShardOrder(number, part.stop - part.start, optimizer, self.bound, self.quorum, topology.snapshot_every)
+            ShardOrder(number, part.stop - part.start, optimizer, self.bound, quorum, topology.snapshot_every)
             for number, part in enumerate(parts)
         ]
         self.servers = start_servers(orders, parts, self._copies(parts), len(self.posts))
+        self._start_those_that_are_due()
+
+    def _start_those_that_are_due(self) -> None:
+        """Everybody at once, but an evaluator only when others are at work: their start would take longer beside it."""
+        under_way = any(post.begun for post in self.posts)
         for post in self.posts:
-            self._start(post, self.experiment)
+            if post.handle is None and (under_way or post.kind != EVALUATOR):
+                self._start(post, self.experiment)
 
     def __enter__(self) -> Fleet:
         return self
@@ -147,7 +132,7 @@ class Fleet:
         cores = self.topology.cores if self.topology.address else 0  # a local Ray has no hosts to choose from
         host = ray.remote(Host).options(num_cpus=cores, max_restarts=0, scheduling_strategy="SPREAD")
         post.handle = host.remote(post.target, order)
-        post.own, post.begun, post.waits_for_room = Progress(), False, False
+        post.own, post.begun, post.silent, post.waits_for_room = Progress(), False, False, False
         post.born = post.heard = time.monotonic()
         post.calls = []
         self._ask(post)
@@ -165,6 +150,7 @@ class Fleet:
     def reports(self, timeout: float) -> Iterator[Report]:
         """What members have done; waits for so many seconds at most. Those that died, or hang, are replaced."""
         self._look_after_servers()
+        self._start_those_that_are_due()
         first = {post.calls[0]: post for post in self.posts if post.calls}
         if not first:
             time.sleep(timeout)
@@ -172,24 +158,24 @@ class Fleet:
         ready, _ = ray.wait(list(first), num_returns=1, timeout=timeout)
         if ready:  # and whoever else is
             ready, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
-        for call in ready:
-            done = self._hear(first[call])
-            if done is not None and done.report is not None:
-                yield self._as_of_now(done.report)
+        heard = [self._hear(first[call]) for call in ready]  # all of them, before anybody is thought to be silent
         self._replace_hung()
         self._look_after_quorum()
+        for done in heard:
+            if done is not None and done.report is not None:
+                yield self._as_of_now(done.report)
 
     def _hear(self, post: Post) -> Done | None:
         """What a member has done. One that failed for a reason ends the run; one that died is replaced."""
         try:
-            done: Done = ray.get(post.calls.pop(0))
-        except RayActorError as error:
+            done: Done = ray.get(post.calls.pop(0), timeout=STATE_TIMEOUT)  # it may lie on a host that is gone
+        except GONE as error:
             self._replace(post, in_short(error))
             return None
         except RayTaskError as error:
             self._replace(post, str(error).strip())
             return None
-        post.heard, post.begun = time.monotonic(), True
+        post.heard, post.begun, post.silent = time.monotonic(), True, False
         post.own = done.own
         self.version = max(self.version, done.own.version)
         self.counts[self.posts.index(post)] = done.counts
@@ -205,9 +191,14 @@ class Fleet:
 
     def _replace(self, post: Post, words: str) -> None:
         """Name the death of a member and start a successor, whose environments play other games."""
+        was_chief = post is self.chief
         self.event(f"{post.name} died: {words}")
         with contextlib.suppress(Exception):
             ray.kill(post.handle)
+        post.begun = False
+        if was_chief:
+            successor = "the first worker that is back" if self.chief is None else self.chief.name
+            self.event(f"{post.name} was the chief; {successor} is from now on")
         self.gone = plus(self.gone, post.own)
         for name, count in self.counts.pop(self.posts.index(post), {}).items():
             self.counts_of_gone[name] = self.counts_of_gone.get(name, 0) + count
@@ -223,7 +214,7 @@ class Fleet:
         """Those that do not answer; one that was never placed waits for room in the cluster, which may come back."""
         limit = START_TIMEOUT + self.experiment.sampler.step_timeout
         now = time.monotonic()
-        for post in self.posts:
+        for post in [post for post in self.posts if post.handle is not None]:
             if not post.begun and self.topology.address:
                 if now - post.born > ROOM_SECONDS and not post.waits_for_room:
                     post.waits_for_room = True
@@ -232,45 +223,60 @@ class Fleet:
                 self._replace(post, f"no answer for {limit:g} s")
 
     def _look_after_quorum(self) -> None:
-        """Fewer members than a step needs must not hang it."""
-        if not self.quorum:
+        """Fewer members than a step needs must not hang it. At the start all are given time to begin."""
+        if not self.quorum.asked:
             return
         assert self.servers is not None
-        workers = [post for post in self.posts if post.kind != EVALUATOR]
+        workers = [post for post in self.posts if post.kind == WORKER]
         starting = not any(post.begun for post in workers) or not self.births
         now = time.monotonic()
-        alive = sum(post.begun or (starting and now - post.born < ROOM_SECONDS) for post in workers)
-        wanted = max(1, min(self.quorum, alive))
-        if wanted == self.present_quorum:
-            return
-        if wanted < self.quorum and isinstance(self.topology, DBA3CConfig) and self.topology.too_few == "stop":
-            raise RunError(
-                f"{alive} workers are alive, but a step needs the gradients of {self.quorum}; start more, or go on "
-                "with fewer by --topology.too-few lower"
-            )
-        self.event(f"{alive} workers are alive: a step takes the gradients of {wanted} from now on")
-        self.present_quorum = wanted
-        self.servers.set_quorum(wanted)
+        alive = sum(post.answers if post.begun else starting and now - post.born < ROOM_SECONDS for post in workers)
+        if sentence := self.quorum.look(alive):
+            self.event(sentence)
+            self.servers.set_quorum(self.quorum.present)
+
+    @property
+    def chief(self) -> Post | None:
+        """The worker that has checkpoints made: the first one that has answered. When it dies the next one is."""
+        return next((post for post in self.posts if post.kind == WORKER and post.answers), None)
+
+    def _whole(self) -> Whole:
+        """What the parameter servers have, from the chief; from the servers themselves where there is none."""
+        while (chief := self.chief) is not None:
+            try:
+                state = with_tensors(ray.get(chief.handle.whole.remote(), timeout=CHIEF_TIMEOUT))
+                return Whole(state.pop("values"), state)
+            except GetTimeoutError:
+                chief.silent = True
+                self.event(f"{chief.name}, the chief, gives no answer; the next worker is the chief")
+            except (RayActorError, RayTaskError) as error:
+                self._replace(chief, in_short(error))
+        return self._own_store().whole()
 
     def _look_after_servers(self) -> None:
         """Name those that died and came back; give one that has lost its standby, too, what the run knows of it."""
         shards = self._own_store().shards
         assert isinstance(shards, RayShards) and self.servers is not None
-        shards.versions()
+        shards.look()
         if self.servers.look_after_standby():
-            self.event("the standby of the parameter servers died and came back; it has copies of all of them again")
+            self.event("the standby of the parameter servers died and came back; it gets copies of all of them")
         for place, replay in enumerate(self.replays):
             if replay.came_back():
                 self.event(f"replay shard {place} died and came back empty")
-        lost, shards.lost = shards.lost, []
-        copies = self._copies(self.servers.parts) if lost else []
-        for shard in lost:
-            ray.get(self.servers.handles[shard].restore.remote(copies[shard]))
-        sentences, shards.came_back = shards.came_back, []
-        for sentence in sentences:
-            self.event(f"{sentence}; at most {self.topology.snapshot_every} of its updates are lost")
-            if self.quorum:
-                self.servers.set_quorum(self.present_quorum)
+        copies = self._copies(self.servers.parts) if shards.ignorant else []
+        for shard in list(shards.ignorant):
+            self.event(f"parameter server {shard} died with its standby: it goes on from the newest checkpoint")
+            with contextlib.suppress(*GONE):  # one that died again is found again
+                ray.get(self.servers.handles[shard].restore.remote(copies[shard]), timeout=STATE_TIMEOUT)
+            shards.ignorant.discard(shard)
+            self.given.add(shard)
+        came_back, shards.came_back = shards.came_back, {}
+        for shard, sentence in came_back.items():
+            bound = "" if shard in self.given else f" (at most {self.topology.snapshot_every} can be)"
+            self.given.discard(shard)
+            self.event(sentence + bound)
+            if self.quorum.asked:
+                self.servers.set_quorum(self.quorum.present)
 
     def _copies(self, parts: list[slice]) -> list[Kept]:
         """What each parameter server begins with: the newest checkpoint, or the beginning of the run."""
@@ -283,7 +289,7 @@ class Fleet:
             assert self.servers is not None
             rule = make_rule(self.experiment.optimizer)
             shards = self.servers.reach(False)()
-            consistent = self.quorum > 0
+            consistent = self.quorum.asked > 0
             self.store = ShardedStore(shards, self.model, rule, lambda flat: flat.norm(), SUPERVISOR, consistent)
         return self.store
 
@@ -310,7 +316,8 @@ class Fleet:
             kinds[post.kind] = kinds.get(post.kind, 0) + 1
         members = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
         where = f"the cluster at {self.topology.address}" if self.topology.address else "a local Ray"
-        quorum = f"; a step takes the gradients of {self.quorum}" if self.quorum else ""
+        asked = self.quorum.asked
+        quorum = f"; a step takes the gradients of {asked}" if asked else ""
         size = self.model.flat.numel()
         return [f"{members} around {self.topology.shards} parameter servers of {size:,} numbers on {where}{quorum}"]
 
@@ -324,16 +331,17 @@ class Fleet:
 
     def snapshot(self, with_envs: bool = True) -> Snapshot:
         """The parameter servers as they are, and each member after the iteration it is at."""
-        weights = self.weights()
         rule = make_rule(self.experiment.optimizer)
         store = self.saved_store or {"version": 0, "rule": rule.init(self.model.flat.numel())}
         replicas: list[dict[str, Any]] = [EMPTY for _ in self.posts]
-        with_envs = with_envs and not self.quorum  # a member that waits for a step of others cannot answer
         if self.servers is not None:
-            self.saved_store = store = self._own_store().state()
-            if with_envs:
+            values, store = self._whole()
+            self.model.flat.copy_(values)
+            self.model.refresh()
+            self.saved_store = store
+            if with_envs and not isinstance(self.topology, DBA3CConfig):  # its workers begin new games
                 replicas = self._member_states()
-        return Snapshot(weights, self.progress, store, replicas)
+        return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         """Before `start`."""
@@ -351,7 +359,7 @@ class Fleet:
         for place in range(len(self.posts)):
             state = None
             if place in calls:
-                with contextlib.suppress(RayActorError, RayTaskError, GetTimeoutError):
+                with contextlib.suppress(RayTaskError, *GONE):
                     state = ray.get(calls[place], timeout=max(0.1, deadline - time.monotonic()))
             states.append(state or EMPTY)
         return states
@@ -366,6 +374,7 @@ class Fleet:
             **self.evaluation,
             **{f"gradients_{name}": float(count) for name, count in counts.items()},
         }
+        numbers |= {"quorum": float(self.quorum.present)} if self.quorum.asked else {}
         return replace(report, progress=self.progress, numbers=numbers)
 
 

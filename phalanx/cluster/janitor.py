@@ -1,7 +1,7 @@
 """Cleans up after a local Ray, however the run ended: also after it was killed.
 
     python janitor.py DIRECTORY     waits until its standard input is closed, then kills every process whose environment
-                                    names the directory, and removes it
+                                    names the directory, or that has a file of it open, and removes it
 
 Nothing but the standard library is imported: it must start at once, and take next to no memory.
 """
@@ -22,14 +22,22 @@ LONGEST = 10.0  # seconds for which it tries
 
 def marked(directory: str) -> list[int]:
     """Processes of that Ray; those that are dead, and wait to be reaped, have no environment."""
-    mark = f"{MARK}={directory}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environment:
-                if mark in environment.read().split(b"\0"):
-                    found.append(int(entry))
-    return found
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and belongs(entry, directory)]
+
+
+def belongs(process: str, directory: str) -> bool:
+    """Some of Ray's processes write a title over their environment: those are known by their logs there."""
+    if int(process) == os.getpid():
+        return False
+    with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as environment:
+        if f"{MARK}={directory}".encode() in environment.read().split(b"\0"):
+            return True
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{process}/fd/{descriptor}").startswith(f"{directory}/"):
+                    return True
+    return False
 
 
 def clean(directory: str) -> None:

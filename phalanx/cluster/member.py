@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+import numpy as np
+
+from phalanx.cluster.server import with_arrays
+from phalanx.cluster.standby import Kept
 from phalanx.config import Experiment
 from phalanx.parameters.client import Shards
 from phalanx.replica.report import Report
@@ -63,13 +67,31 @@ class Member(Protocol):
         """For a checkpoint."""
 
 
+@dataclass
+class Elsewhere:
+    """What the rest of the run has done, as all threads of a member are told."""
+
+    done: Progress = field(default_factory=Progress)
+
+
 class FleetClocks(Clocks):
     """The clocks of a member: what it counts itself, and what it was told of others. Updates are those that the
     parameter servers have applied, whoever made the gradients: the version counts them, and every pull tells it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.others = Progress()
+    def __init__(self, rows: np.ndarray | None = None, row: int = 0, elsewhere: Elsewhere | None = None) -> None:
+        super().__init__(rows, row)
+        self.elsewhere = elsewhere or Elsewhere()
+
+    @property
+    def others(self) -> Progress:
+        return self.elsewhere.done
+
+    @others.setter
+    def others(self, done: Progress) -> None:
+        self.elsewhere.done = done
+
+    def of(self, row: int) -> FleetClocks:
+        return FleetClocks(self.rows, row, self.elsewhere)
 
     def now(self) -> Progress:
         own, others = super().now(), self.others
@@ -99,3 +121,8 @@ class Host:
 
     def state(self) -> dict[str, Any] | None:
         return self.member.state()
+
+    def whole(self) -> Kept:
+        """Asked of a member that is the chief: what all parameter servers have."""
+        values, state = self.member.whole()  # type: ignore[attr-defined]
+        return with_arrays({**state, "values": values})

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
+from phalanx.cluster.watched import GONE
 from phalanx.config import DQNConfig
 from phalanx.replay.shards import Holding, ReplayShard
 from phalanx.types import EnvSpec
@@ -58,14 +58,12 @@ def get(call: Any) -> Any:
     """The answer, or None of a shard that is gone for the moment."""
     try:
         return ray.get(call, timeout=CALL_TIMEOUT)
-    except (RayActorError, GetTimeoutError):
+    except GONE:
         return None
 
 
-def start_replays(
-    config: DQNConfig, spec: EnvSpec, stack: int, environments: int, seeds: Sequence[int], cores: int
-) -> list[Any]:
-    """As many shards as there are seeds; `config` has the memory of one actor, `environments` are those of one."""
+def start_replays(orders: Sequence[tuple[DQNConfig, EnvSpec, int, int, int]], cores: int) -> list[Any]:
+    """A shard for each order: what a `ReplayShard` is made with."""
     options = {"num_cpus": cores, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
     server: Any = ray.remote(ReplayServer).options(**options)
-    return [server.remote(config, spec, stack, environments, seed) for seed in seeds]
+    return [server.remote(*order) for order in orders]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,12 @@ from torch import Tensor
 
 from phalanx.cluster.standby import Kept
 from phalanx.config import OptimizerConfig
+from phalanx.errors import RunError
 from phalanx.parameters.blocks import BlockAddress, SharedBlock
 from phalanx.parameters.rules import make_rule
-from phalanx.parameters.shards import SLOTS, ParameterShard, QuorumShard, Receipt
+from phalanx.parameters.shards import SLOTS, ParameterShard, QuorumShard, Receipt, Verdict
 
-MOST_BLOCKS = 256  # of workers, that are kept mapped
+PARAMETERS_TIMEOUT = 120.0  # seconds for which a server that knows nothing waits to be told
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Description:
     incarnation: int
     version: int
     counts: dict[str, int]
-    began_with: int  # version of the copy it began with; -1 if there was none, and it knows nothing
+    began_with: int  # version of the copy it began with; -1 while there is none, and it knows nothing
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class ShardServer:
         keep: Callable[[int, Kept], None],
         kept: Callable[[int], Kept | None],
     ) -> None:
+        """`keep` brings a copy to the standby, which `kept` asks for it."""
         torch.set_num_threads(1)
         self.order = order
         self.keep = keep
@@ -79,13 +80,14 @@ class ShardServer:
         }
         self.shard = QuorumShard(**parts, quorum=order.quorum) if order.quorum else ParameterShard(**parts)
         self.shard.incarnation = time.time_ns()  # no two have the same
-        self.blocks: OrderedDict[BlockAddress, SharedBlock] = OrderedDict()
+        self.blocks: dict[BlockAddress, SharedBlock] = {}  # of workers on this host
         self.keeping = threading.Lock()
+        self.knows = threading.Event()  # has it parameters?
+        self.began_with = -1
+        self.kept_version = 0
         copy = kept(order.number)
-        self.began_with = -1 if copy is None else copy["version"]
         if copy is not None:
-            self.shard.restore(with_tensors(copy))
-        self.kept_version = self.shard.version
+            self._begin(copy)
 
     def describe(self) -> Description:
         shard = self.shard
@@ -95,30 +97,45 @@ class ShardServer:
         self, worker: int, sequence: int, version: int, rate: float, patience: float, gradient: InBlock | np.ndarray
     ) -> Receipt | None:
         """None if the gradient is out of reach, or is another one by now: the worker sends it again, or has gone on."""
+        self._wait_for_parameters()
         found = self._find(gradient, sequence)
         if found is None:
             return None
         receipt = self.shard.push(worker, sequence, version, found, rate, patience)
-        if receipt.version - self.kept_version >= self.order.snapshot_every:
-            self.copy()
+        if receipt.version >= self.shard.limit:
+            self.copy(self.order.snapshot_every)
         return receipt
 
     def read(self, step: int | None, known: int, bfloat16: bool) -> tuple[int, np.ndarray | None]:
         """The newest parameters, none if the client has that version, or those of a step; -1 if it is gone."""
+        self._wait_for_parameters()
         if step is None and known == self.shard.version:
             return known, None
         found = self.shard.read(step)
         return (-1, None) if found is None else (found[0], packed(found[1], bfloat16))
 
     def version(self) -> int:
+        self._wait_for_parameters()
         return self.shard.version
 
     def state(self) -> Kept:
+        self._wait_for_parameters()
         return with_arrays(self.shard.state())
 
     def restore(self, state: Kept) -> None:
-        self.shard.restore(with_tensors(state))
+        self._begin(state)
         self.copy()
+
+    def _begin(self, state: Kept) -> None:
+        self.shard.restore(with_tensors(state))
+        self.kept_version = self.began_with = state["version"]
+        self.shard.allow(self.kept_version + self.order.snapshot_every)
+        self.knows.set()
+
+    def _wait_for_parameters(self) -> None:
+        """A server that came back while its standby was gone, too, has none until the supervisor brings them."""
+        if not self.knows.wait(PARAMETERS_TIMEOUT):
+            raise RunError(f"parameter server {self.order.number} was given no parameters in {PARAMETERS_TIMEOUT:g} s")
 
     def set_quorum(self, quorum: int) -> None:
         assert isinstance(self.shard, QuorumShard)
@@ -130,34 +147,42 @@ class ShardServer:
         block = self.blocks.get(gradient.block) or SharedBlock.open(gradient.block)
         if block is None:
             return None
-        self.blocks[gradient.block] = block
-        if len(self.blocks) > MOST_BLOCKS:
-            self.blocks.popitem(last=False)
+        if gradient.block not in self.blocks:
+            gone = [address for address in list(self.blocks) if not address.there()]
+            for address in gone:  # of workers that have died, whose memory would stay
+                self.blocks.pop(address, None)
+            self.blocks[gradient.block] = block
         if int(block.header[0]) != sequence:
             return None
         return block.numbers[gradient.start : gradient.start + self.order.size]
 
-    def copy(self) -> None:
-        """Bring a copy to the standby, and wait until it is there: so no more than `snapshot_every` updates can be
-        lost. One thread does it; others go on meanwhile."""
-        if self.keeping.acquire(blocking=False):
+    def copy(self, least: int = 0) -> None:
+        """Bring a copy to the standby if so many updates were made since the last one, and wait until it is there.
+        Other threads wait as soon as their gradient would be one too many to lose."""
+        if not self.knows.is_set():
+            return
+        with self.keeping:
+            if self.shard.version - self.kept_version < least:
+                return  # another thread did it meanwhile
+            state = self.shard.state()
             try:
-                state = self.shard.state()
                 self.keep(self.order.number, with_arrays(state))
-                self.kept_version = state["version"]
             finally:
-                self.keeping.release()
+                self.kept_version = state["version"]
+                self.shard.allow(self.kept_version + self.order.snapshot_every)
 
 
 def with_arrays(state: dict[str, Any]) -> Kept:
-    """Arrays travel without a copy, tensors do not."""
+    """Arrays travel without a copy, tensors do not; and who keeps them needs no torch."""
     rule = {name: value.numpy() for name, value in state["rule"].items()}
-    return {**state, "values": state["values"].numpy(), "rule": rule}
+    seen = {worker: (number, verdict.value) for worker, (number, verdict) in state.get("seen", {}).items()}
+    return {**state, "values": state["values"].numpy(), "rule": rule, "seen": seen}
 
 
 def with_tensors(state: Kept) -> dict[str, Any]:
     rule = {name: torch.from_numpy(np.array(value)) for name, value in state["rule"].items()}
-    return {**state, "values": torch.from_numpy(np.array(state["values"])), "rule": rule}
+    seen = {worker: (number, Verdict(verdict)) for worker, (number, verdict) in state.get("seen", {}).items()}
+    return {**state, "values": torch.from_numpy(np.array(state["values"])), "rule": rule, "seen": seen}
 
 
 def packed(numbers: Tensor, bfloat16: bool) -> np.ndarray:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
 from phalanx.cluster.server import ShardOrder, ShardServer
 from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
-from phalanx.cluster.watched import Watched
+from phalanx.cluster.watched import GONE, Watched
 from phalanx.parameters.client import Shards
+from phalanx.runtime.child import START_TIMEOUT
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
+RETRY = 0.2  # seconds between two tries to reach the standby
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
 
@@ -30,13 +32,17 @@ class Server(ShardServer):
         super().__init__(order, self._send_copy, self._fetch_copy)
 
     def _send_copy(self, shard: int, state: Kept) -> None:
-        with contextlib.suppress(RayActorError, GetTimeoutError):
+        with contextlib.suppress(*GONE):
             ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
 
     def _fetch_copy(self, shard: int) -> Kept | None:
-        with contextlib.suppress(RayActorError, GetTimeoutError):
-            copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
-            return copy
+        """None only if the standby says that it has none, as after its own death, or is not to be reached for long."""
+        deadline = time.monotonic() + 3 * STANDBY_TIMEOUT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(*GONE):
+                copy: Any = ray.get(self.standby.kept.remote(shard), timeout=STANDBY_TIMEOUT)
+                return copy
+            time.sleep(RETRY)
         return None
 
 
@@ -76,6 +82,6 @@ def start_servers(orders: Sequence[ShardOrder], parts: list[slice], copies: Sequ
     standby: Any = ray.remote(Standby).options(**options, name=STANDBY).remote()
     for order, copy in zip(orders, copies, strict=True):
         standby.keep.remote(order.number, copy)  # calls of one caller are served in their order
-    ray.get(standby.kept.remote(len(orders)))
+    ray.get(standby.kept.remote(len(orders)), timeout=START_TIMEOUT)
     server: Any = ray.remote(Server).options(**options, max_concurrency=workers + SPARE_CALLS)
     return Servers([server.remote(order) for order in orders], parts, Watched(standby))

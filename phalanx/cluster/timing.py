@@ -77,7 +77,8 @@ def measure_ray(calls: int) -> RayTimes:
 
 def adding_up() -> float:
     """The driver's time for each member, with every turn of any."""
-    from phalanx.cluster.fleet import Fleet, Post
+    from phalanx.cluster.fleet import Fleet
+    from phalanx.cluster.post import Post
 
     posts = [Post("bundle", rank, "", Share(rank, MEMBERS)) for rank in range(MEMBERS)]
     layer = FlatParameters(nn.Linear(1, 1))

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 from torch import Tensor
 
 from phalanx.cluster.server import Description, InBlock, packed, unpacked, with_arrays, with_tensors
+from phalanx.cluster.watched import GONE, raise_if_hopeless
 from phalanx.errors import RunError
 from phalanx.parameters.blocks import SharedBlock
-from phalanx.parameters.shards import SLOTS, Receipt
+from phalanx.parameters.shards import SLOTS, Receipt, readable
 
 CALL_TIMEOUT = 30.0  # seconds after which a server that does not answer is asked again
 RECOVERY = 180.0  # seconds within which a server that died must be back
@@ -34,12 +34,13 @@ class RayShards:
         self.parts = parts
         self.bfloat16 = bfloat16
         self.outbox = SharedBlock.create(parts[-1].stop)
-        self.known = [-1] * len(parts)  # versions that were read last from shards elsewhere
+        self.known = [-1] * len(parts)  # versions that were heard last of shards elsewhere
+        self.unread = set(range(len(parts)))  # shards that came back, whose versions say nothing until they are read
         self.blocks: list[SharedBlock | None] = [None for _ in parts]
         self.incarnations = [0] * len(parts)
         self.refused = [False] * len(parts)  # can the shard not map this process's block?
-        self.came_back: list[str] = []  # what happened to servers, for whoever asks
-        self.lost: list[int] = []  # those that came back without a copy
+        self.came_back: dict[int, str] = {}  # servers that died -> what became of them, for whoever asks
+        self.ignorant: set[int] = set()  # those that came back without a copy, and wait for parameters
         self.looked = time.monotonic()
         self.looking: dict[Any, int] = {}
         for number, description in enumerate(self._ask_all(lambda server: server.describe.remote())):
@@ -64,7 +65,8 @@ class RayShards:
             for number, call in calls.items():
                 try:
                     receipt = ray.get(call, timeout=CALL_TIMEOUT + patience)
-                except (RayActorError, GetTimeoutError):
+                except GONE as error:
+                    raise_if_hopeless(error, f"parameter server {number}")
                     again.append(number)
                     continue
                 if receipt is None:  # it cannot map the block: it is on another host, or in another container
@@ -82,7 +84,7 @@ class RayShards:
         return [receipts[number] for number in range(len(self.parts))]
 
     def read(self, into: Tensor, steps: Sequence[int | None]) -> list[int]:
-        self._look()
+        self.look()
         versions = [-1] * len(self.parts)
         far = [number for number, block in enumerate(self.blocks) if block is None]
         answers = self._ask(far, lambda number: self.servers[number].read.remote(steps[number], -1, self.bfloat16))
@@ -93,16 +95,18 @@ class RayShards:
             versions[number] = version
             if values is not None:
                 into[self.parts[number]].copy_(unpacked(values))
+                self.known[number] = max(self.known[number], version)
+        self.unread -= {number for number, version in enumerate(versions) if version >= 0}
         return versions
 
     def versions(self) -> list[int]:
-        self._look()
+        self.look()
         far = [number for number, block in enumerate(self.blocks) if block is None]
         answers = self._ask(far, lambda number: self.servers[number].version.remote())
         versions = [-1 if block is None else int(block.header[0]) for block in self.blocks]
         for number, version in zip(far, answers, strict=True):
-            versions[number] = version
-        return versions
+            versions[number] = self.known[number] = version
+        return [-1 if number in self.unread else version for number, version in enumerate(versions)]
 
     def states(self) -> list[dict[str, Any]]:
         return [with_tensors(state) for state in self._ask_all(lambda server: server.state.remote())]
@@ -120,28 +124,40 @@ class RayShards:
     def _connect(self, number: int, description: Description) -> None:
         if description.incarnation == self.incarnations[number]:
             return
+        if description.began_with < 0:  # what was read of its predecessor is better than nothing
+            self.ignorant.add(number)
+            return
         if self.incarnations[number]:
-            back = description.began_with
-            with_what = "without any copy" if back < 0 else f"with update {back:,}"
-            self.came_back.append(f"parameter server {number} died and came back {with_what}")
-            self.lost += [number] if back < 0 else []
+            self.came_back[number] = self._account(number, description.began_with)
         self.incarnations[number] = description.incarnation
         self.blocks[number] = SharedBlock.open(description.block)
         self.refused[number] = False
+        self.known[number] = description.version
+        self.unread.add(number)
+        self.ignorant.discard(number)
+
+    def _account(self, number: int, began_with: int) -> str:
+        """What the death of a server has cost. Its memory outlives it wherever it was mapped, and with it its last
+        version; of one on another host we know the last that we heard."""
+        block = self.blocks[number]
+        least, died_at = ("", int(block.header[0])) if block is not None else ("at least ", self.known[number])
+        lost = max(0, died_at - began_with)
+        return f"parameter server {number} died and came back with update {began_with:,}; {least}{lost:,} are lost"
 
     def _connect_again(self, number: int) -> None:
+        self.looking = {call: other for call, other in self.looking.items() if other != number}  # may be out of date
         (description,) = self._ask([number], lambda number: self.servers[number].describe.remote())
         self._connect(number, description)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """The block of a server that died can still be read, and stands still; so ask now and then, without waiting."""
         if self.looking:
             ready, _ = ray.wait(list(self.looking), num_returns=len(self.looking), timeout=0)
             for call in ready:
                 number = self.looking.pop(call)
                 try:
-                    self._connect(number, ray.get(call))
-                except RayActorError:
+                    self._connect(number, ray.get(call, timeout=CALL_TIMEOUT))
+                except GONE:
                     continue
         elif time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
@@ -159,7 +175,8 @@ class RayShards:
             for number, one in calls.items():
                 try:
                     answers[number] = ray.get(one, timeout=CALL_TIMEOUT)
-                except (RayActorError, GetTimeoutError) as error:
+                except GONE as error:
+                    raise_if_hopeless(error, f"parameter server {number}")
                     if time.monotonic() > deadline:
                         raise RunError(f"parameter server {number} did not come back within {RECOVERY:g} s") from error
             if len(answers) < len(numbers):
@@ -174,8 +191,8 @@ def read_block(block: SharedBlock, into: Tensor, step: int | None) -> int:
     while True:
         newest = int(block.header[0])
         wanted = newest if step is None else step
-        if not 0 <= newest - wanted < SLOTS - 1:
+        if not readable(wanted, newest, int(block.header[1])):
             return -1
         into.copy_(slots[wanted % SLOTS])
-        if int(block.header[0]) - wanted < SLOTS - 1:
+        if readable(wanted, int(block.header[0]), int(block.header[1])):
             return wanted

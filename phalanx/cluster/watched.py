@@ -1,4 +1,4 @@
-"""A process that Ray starts again when it dies: whoever looks learns that it did."""
+"""Processes that die: how Ray says so, and how to learn of one that Ray starts again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError
+
+from phalanx.errors import RunError
+
+GONE = (RayActorError, GetTimeoutError, ObjectLostError, NodeDiedError)
+"""What a call raises whose process, or the host that held its answer, is gone for the moment."""
 
 LOOK = 1.0  # seconds between two looks
+ANSWER_TIMEOUT = 10.0  # seconds that an answer which is there may take to arrive
+
+
+def raise_if_hopeless(error: Exception, who: str) -> None:
+    """A process that fails when it starts will not come back: say why, instead of waiting for it."""
+    if getattr(error, "actor_init_failed", False):
+        raise RunError(f"{who} could not be started: {error}") from None
 
 
 class Watched:
@@ -30,8 +42,8 @@ class Watched:
             return False
         call, self.call, self.looked = self.call, None, time.monotonic()
         try:
-            process = ray.get(call)
-        except RayActorError:
+            process = ray.get(call, timeout=ANSWER_TIMEOUT)
+        except GONE:
             return False
         before, self.process = self.process, process
         return before not in (0, process)

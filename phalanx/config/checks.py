@@ -193,30 +193,45 @@ def _ga3c(experiment: Experiment) -> None:
         f"topology.min_batch {topology.min_batch} is more than {topology.queue} segments of {sampler.horizon} steps "
         f"hold; use --topology.queue {-(-topology.min_batch // sampler.horizon)} or more",
     )
+    _minibatches_of_segments(experiment)
+
+
+def _minibatches_of_segments(experiment: Experiment) -> None:
+    """Where as many segments are merged as make a batch."""
+    horizon, algorithm, name = experiment.sampler.horizon, experiment.algorithm, experiment.topology.name
     if isinstance(algorithm, PPOConfig):
         require(
-            sampler.horizon % algorithm.minibatches == 0,
-            f"batches of ga3c have a varying number of segments of {sampler.horizon} steps; choose "
-            f"algorithm.minibatches that divide {sampler.horizon}, such as "
-            f"{nearest_divisor(sampler.horizon, algorithm.minibatches)}",
+            horizon % algorithm.minibatches == 0,
+            f"batches of {name} have a varying number of segments of {horizon} steps; choose algorithm.minibatches "
+            f"that divide {horizon}, such as {nearest_divisor(horizon, algorithm.minibatches)}",
         )
 
 
 def _cluster(experiment: Experiment) -> None:
     """What holds for runs around parameter servers."""
-    topology, algorithm = experiment.topology, experiment.algorithm
+    topology, algorithm, sampler = experiment.topology, experiment.algorithm, experiment.sampler
     if isinstance(topology, GorilaConfig):
         require(
             isinstance(algorithm, DQNConfig),
             "topology gorila learns from replay memories; use it with dqn, c51 or eps-rainbow, or take dba3c or "
             "asynchronous for an actor-critic",
         )
-        require(not experiment.sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
+        require(not sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
     if isinstance(topology, DBA3CConfig):
         require(
             not isinstance(algorithm, DQNConfig),
-            "topology dba3c learns from newest rollouts; use it with a2c or ppo, or take gorila for Q-learning",
+            "topology dba3c learns from short segments; use it with a2c or ppo, or take gorila for Q-learning",
         )
+        require(not sampler.overlap, "sampler.overlap is for replicas; the threads of a worker of dba3c overlap anyway")
+        require(sampler.resets == "swap", "sampler.resets wait is for lock step; use --sampler.resets swap with dba3c")
+        simulators = topology.workers * topology.agents
+        require(
+            sampler.environments % simulators == 0,
+            f"{sampler.environments} environments do not divide among {topology.workers} workers with "
+            f"{topology.agents} simulators each; use --sampler.environments "
+            f"{_round_up(sampler.environments, simulators)}",
+        )
+        _minibatches_of_segments(experiment)
 
 
 def _replicas(experiment: Experiment) -> None:

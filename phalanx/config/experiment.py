@@ -477,13 +477,23 @@ class GorilaConfig:
 
 @dataclass(frozen=True)
 class DBA3CConfig:
-    """Workers on many hosts that make every update together, on the mean of the first gradients that arrive
-    (Distributed BA3C). Needs Ray: `pip install 'phalanx[cluster]'`."""
+    """Workers on many hosts, each a GA3C node, that make every update together, on the mean of the first gradients that
+    arrive (Distributed BA3C). Needs Ray: `pip install 'phalanx[cluster]'`."""
 
     name: Literal["dba3c"] = "dba3c"
     """The topology."""
     workers: int = number(2, least=1, most=10_000)
     """Nodes that act and learn; `sampler.environments` is divided among them."""
+    agents: int = number(0, least=0, most=4_096)
+    """Simulator processes of each worker; its environments are divided among them. 0: one for each environment."""
+    predictors: int = number(1, least=1, most=64)
+    """Threads of each worker that answer its simulators."""
+    prediction_batch: int = number(16, least=1, most=1_000_000)
+    """Rows that a predictor answers at once, at most."""
+    batch: int = number(32, least=1, most=ROLLOUT)
+    """Steps that a worker's gradient is of, at least: whole segments of `sampler.horizon` steps are merged."""
+    queue: int = number(1, least=1, most=10_000)
+    """Batches that may wait in a worker while its trainer is busy; its simulators wait while so much is there."""
     shards: int = number(2, least=1, most=1_000)
     """Parameter servers: processes that hold a slice of the parameters each, with its part of the optimiser's state."""
     quorum: float = number(0.9, above=0, most=1)
@@ -502,12 +512,17 @@ class DBA3CConfig:
     address: str = ""
     """Of a Ray cluster to join, such as 10.0.0.1:6379, or auto; empty starts one on this machine for the run."""
     cores: int = number(1, least=1, most=1_024)
-    """Of each worker; with more than one its environments have processes of their own."""
+    """Of each worker, for its simulators and its threads; a cluster keeps so many free for it."""
 
     @property
     def replicas(self) -> int:
         """Processes that environments are divided among."""
         return self.workers
+
+    @property
+    def quorum_of_workers(self) -> int:
+        """Gradients that make a step; 0: each one does."""
+        return 0 if self.asynchronous else max(1, round(self.quorum * self.workers))
 
 
 @dataclass(frozen=True)
@@ -593,6 +608,9 @@ class Experiment:
         if isinstance(topology, GA3CConfig) and not topology.agents:
             agents = dataclasses.replace(topology, agents=sampler.environments)
             return dataclasses.replace(self, topology=agents).with_derived_values()
+        if isinstance(topology, DBA3CConfig) and not topology.agents:
+            each = dataclasses.replace(topology, agents=max(1, sampler.environments // topology.workers))
+            return dataclasses.replace(self, topology=each).with_derived_values()
         if sampler.horizon or not sampler.batch:
             return self
         require(

@@ -31,6 +31,17 @@ class BlockAddress:
     inode: int
     size: int  # float32 numbers
 
+    @property
+    def path(self) -> str:
+        return f"/proc/{self.process}/fd/{self.descriptor}"
+
+    def there(self) -> bool:
+        """Does the process that made it still have it?"""
+        try:
+            return os.stat(self.path).st_ino == self.inode
+        except OSError:
+            return False
+
 
 class SharedBlock:
     """A few int64 numbers, `header`, and many float32 numbers, `numbers`."""
@@ -61,7 +72,7 @@ class SharedBlock:
         if address.host != this_host():
             return None
         with contextlib.suppress(OSError):
-            descriptor = os.open(f"/proc/{address.process}/fd/{address.descriptor}", os.O_RDWR)
+            descriptor = os.open(address.path, os.O_RDWR)
             if os.fstat(descriptor).st_ino == address.inode:
                 return cls(descriptor, address.size)
             os.close(descriptor)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ STEP_TIMEOUT = 600.0  # seconds after which a step that never ends is an error
 TRIES = 200  # to read one step of all shards, before the newest of each is taken
 
 
+class Whole(NamedTuple):
+    """What all shards have, put together."""
+
+    values: Tensor
+    state: dict[str, Any]  # as `LocalStore.state` has it
+
+
 class Shards(Protocol):
     """The way to all shards of a vector. Calls go to all of them at once and come back when all have answered."""
 
@@ -43,7 +50,7 @@ class Shards(Protocol):
         has that step no longer."""
 
     def versions(self) -> list[int]:
-        """Of the newest parameters of each."""
+        """Of the newest parameters of each; -1 of a shard that was lost and has come back, until it is read."""
 
     def states(self) -> list[dict[str, Any]]: ...
 
@@ -115,11 +122,11 @@ class ShardedStore:
         self.worker = worker
         self.consistent = consistent  # do shards make steps together? Then a pull is one step of all
         self.bfloat16 = bfloat16  # do numbers travel with 8 bits of mantissa?
-        self.guard = guard or LossGuard(0.0, 0)
+        self.guard = guard
         self.sequence = sequence  # of the last push; a successor of a dead worker has another number or goes on
         self.seen = [-1] * len(shards.parts)  # versions of the learner's own parameters
         self.version = 0
-        self.counts: Counter[str] = Counter()  # what became of the learner's gradients
+        self.counts: Counter[str] = Counter({"outliers": 0} if guard else {})  # what became of the learner's gradients
         self.staleness: Counter[int] = Counter()  # others' updates between pull and push -> times
         self.seconds = 0.0  # in pushes and pulls
         self.pull(parameters)
@@ -130,7 +137,7 @@ class ShardedStore:
             raise NotFinite("the loss or the gradient norm is not finite", None)
         started = time.perf_counter()
         self.counts["pushes"] += 1
-        if self.guard.refuses(float(gradient.loss)):
+        if self.guard is not None and self.guard.refuses(float(gradient.loss)):
             self.counts["outliers"] += 1
         else:
             self._send(self._on_the_wire(gradient.flat), learning_rate)
@@ -157,7 +164,7 @@ class ShardedStore:
         """The newest parameters; from shards that make steps together those of one step."""
         started = time.perf_counter()
         own = parameters is self.parameters
-        if not (own and self.shards.versions() == self.seen):
+        if not (own and min(self.seen) >= 0 and self.shards.versions() == self.seen):
             versions = self._read(parameters.flat)
             if self.bfloat16:
                 parameters.flat.copy_(parameters.flat.bfloat16())
@@ -183,6 +190,7 @@ class ShardedStore:
         if self.consistent and (min(versions) < 0 or len(set(versions)) > 1):
             self.counts["torn"] += 1  # a shard came back from an older copy, and made no step since
             versions = self.shards.read(flat, steps)
+            return [max(versions) for _ in versions]  # the next push tells it at which step the others are
         return versions
 
     def _on_the_wire(self, flat: Tensor) -> Tensor:
@@ -193,12 +201,27 @@ class ShardedStore:
         taken, self.staleness = self.staleness, Counter()
         return taken
 
+    def take_seconds(self) -> dict[str, float]:
+        """Those since the last call, in pushes and pulls."""
+        taken, self.seconds = self.seconds, 0.0
+        return {"exchange": taken}
+
     def state(self) -> dict[str, Any]:
         """Everything an update reads besides the parameters, in the order of the flat vector, as `LocalStore` has it.
         Of numbers that each shard counts for itself, Adam's t, the greatest."""
+        return self.whole().state
+
+    def whole(self) -> Whole:
+        """The parameters and everything an update reads; from shards that make steps together all of it of one step,
+        if that can be had while they go on."""
         states = self.shards.states()
+        for _ in range(TRIES if self.consistent else 0):
+            if len({state["version"] for state in states}) == 1:
+                break
+            states = self.shards.states()
         rule = {name: joined([state["rule"][name] for state in states]) for name in states[0]["rule"]}
-        return {"version": min(state["version"] for state in states), "rule": rule}
+        version = min(state["version"] for state in states)
+        return Whole(torch.cat([state["values"] for state in states]), {"version": version, "rule": rule})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Begin with the learner's own parameters and this state, before others are at work."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 MEMORY = 1_000  # losses that the running mean and deviation look back on, about
 
@@ -11,10 +10,10 @@ MEMORY = 1_000  # losses that the running mean and deviation look back on, about
 class LossGuard:
     """Running mean and deviation of the absolute loss. Beyond `multiple` deviations above the mean a loss is an
     outlier, once `warm_up` losses were seen. Outliers enter the statistics too, so that a rise that lasts is accepted
-    in time."""
+    in time. A learner that replaces a dead one, or goes on from a checkpoint, warms up again."""
 
     def __init__(self, multiple: float, warm_up: int) -> None:
-        self.multiple = multiple  # 0: nothing is an outlier
+        self.multiple = multiple
         self.warm_up = warm_up
         self.count = 0
         self.mean = 0.0
@@ -23,20 +22,10 @@ class LossGuard:
     def refuses(self, loss: float) -> bool:
         """Is the loss an outlier? It enters the statistics either way."""
         value = abs(loss)
-        outlier = (
-            self.multiple > 0
-            and self.count >= self.warm_up
-            and value > self.mean + self.multiple * math.sqrt(self.variance)
-        )
+        outlier = self.count >= self.warm_up and value > self.mean + self.multiple * math.sqrt(self.variance)
         self.count += 1
         share = max(1 / self.count, 1 / MEMORY)
         difference = value - self.mean
         self.mean += share * difference
         self.variance = (1 - share) * (self.variance + share * difference**2)
         return outlier
-
-    def state(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "variance": self.variance}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.count, self.mean, self.variance = state["count"], state["mean"], state["variance"]

@@ -4,16 +4,47 @@
     predictor thread -> pull: take the lock, copy
 
 Each thread computes on a copy of its own, so no forward ever sees half an update, and gradients are made side by side.
+On a GPU each thread has a stream of its own, too: there the lock says in which order work is launched, and an event has
+each thread's work wait for that of the one before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.types import Gradient
+
+
+class Turns:
+    """The lock of parameters that several threads use: nobody else reads or writes them meanwhile, neither the host
+    nor, on a stream, the device."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.lock = threading.Lock()
+        self.done = torch.cuda.Event() if flat.is_cuda else None  # with what was launched last
+
+    @contextlib.contextmanager
+    def take(self, wait: bool = True) -> Iterator[bool]:
+        """A turn; without waiting for one, False if it is somebody else's."""
+        if not self.lock.acquire(blocking=wait):
+            yield False
+            return
+        try:
+            if self.done is not None:
+                self.done.wait()
+            yield True
+        finally:
+            if self.done is not None:
+                self.done.record()
+            self.lock.release()
 
 
 class SharedParameters:
@@ -21,11 +52,19 @@ class SharedParameters:
 
     def __init__(self, store: LocalStore) -> None:
         self.store = store
-        self.lock = threading.Lock()
+        self.turns = Turns(store.parameters.flat)
 
     @property
     def version(self) -> int:
         return self.store.version
+
+    def newest(self) -> int:
+        """The version of the newest parameters there are."""
+        return self.store.version
+
+    def store_of(self, parameters: FlatParameters) -> LockedStore:
+        """The store of a thread with that copy of the parameters."""
+        return LockedStore(self, parameters)
 
 
 class LockedStore:
@@ -38,19 +77,27 @@ class LockedStore:
         self.parameters = parameters
 
     def push(self, gradient: Gradient, learning_rate: float) -> int:
-        with self.shared.lock:
-            version = self.shared.store.push(gradient, learning_rate)
-            self.shared.store.pull(self.parameters)
+        if self.shared.turns.done is not None:
+            torch.cuda.current_stream().synchronize()  # before others would have to wait for this gradient, too
+        store = self.shared.store
+        with self.shared.turns.take():
+            version = store.push(gradient, learning_rate)
+            store.pull(self.parameters)
         return version
 
     def pull(self, parameters: FlatParameters) -> int:
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.shared.store.pull(parameters)
 
     def state(self) -> dict[str, Any]:
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.shared.store.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        with self.shared.lock:
-            self.shared.store.restore(state)
+        """What this thread's copy holds becomes the parameters, as with every store that has some of its own."""
+        store = self.shared.store
+        with self.shared.turns.take():
+            store.restore(state)
+            if self.parameters is not store.parameters:
+                store.parameters.flat.copy_(self.parameters.flat)
+                store.parameters.refresh()

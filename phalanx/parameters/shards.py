@@ -11,6 +11,7 @@ push has a key (worker, sequence) and counts once, however often it arrives, so 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import Counter
 from enum import Enum
@@ -24,6 +25,9 @@ from phalanx.parameters.rules import Rule
 
 ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
 SLOTS = 3  # copies of the parameters: the newest, the one before it, and the one that is written
+
+
+COPY_TIMEOUT = 60.0  # seconds for which a push waits until a copy of the shard is made, before it goes on without
 
 
 class Verdict(Enum):
@@ -52,11 +56,17 @@ def cut(size: int, count: int) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
+def readable(wanted: int, newest: int, oldest: int) -> bool:
+    """Is a version still in its slot? The one before the newest is, but not the one before that."""
+    return oldest <= wanted and 0 <= newest - wanted < SLOTS - 1
+
+
 class ParameterShard:
     """Applies gradients as they come, each at once. Its version counts them.
 
-    `slots` [SLOTS, size] and `header` (its first number is the version) may lie in memory that others read: version v
-    stands in slot v % SLOTS, and is written before the header says so.
+    `slots` [SLOTS, size] and `header` may lie in memory that others read: version v stands in slot v % SLOTS, and is
+    written before the header says so. The header has the version, and the oldest one that may be read: what came before
+    it was lost with another shard, or passed over.
     """
 
     def __init__(
@@ -70,14 +80,14 @@ class ParameterShard:
         self.rule = rule
         self.bound = bound  # updates that a gradient may be old; 0: any number
         self.slots = torch.empty((SLOTS, len(values))) if slots is None else slots
-        self.header = torch.zeros(1, dtype=torch.int64) if header is None else header
+        self.header = torch.zeros(2, dtype=torch.int64) if header is None else header
         self.rule_state = rule.init(len(values))
         self.counts: Counter[str] = Counter()  # verdicts, and what was repeated
         self.seen: dict[int, tuple[int, Verdict]] = {}  # worker -> its last push
         self.incarnation = 0
+        self.limit: float = math.inf  # version that it may not pass before somebody has a copy of a newer one
         self.changed = threading.Condition()
-        self.slots[0] = values
-        self.header[0] = 0
+        self._begin_at(0, values)
 
     @property
     def version(self) -> int:
@@ -93,24 +103,27 @@ class ParameterShard:
     ) -> Receipt:
         """A gradient that was computed at `version`. A repeated one is answered, and changes nothing."""
         with self.changed:
+            self._wait_for_copy()
             last, verdict = self.seen.get(worker, (-1, Verdict.STALE))
+            age = self.version - version
             repeated = sequence <= last
-            if not repeated:
-                age = self.version - version
+            if repeated:
+                self.counts["repeated"] += 1
+            else:
                 verdict = self._take(worker, version, gradient, rate)
                 self.seen[worker] = sequence, verdict
                 self.counts[verdict.value] += 1
                 self.changed.notify_all()
-                return self._wait(worker, version, verdict, age, False, patience)
-            self.counts["repeated"] += 1
-            return self._wait(worker, version, verdict, self.version - version, True, patience)
+            if verdict is Verdict.WAITING:
+                verdict = self._wait(worker, sequence, version, patience)
+            return Receipt(verdict, self.version, age, repeated, self.incarnation)
 
     def read(self, step: int | None = None) -> tuple[int, Tensor] | None:
         """The newest parameters with their version, or those of `step` if they are still there: the last two are."""
         with self.changed:
             newest = self.version
             wanted = newest if step is None else step
-            if not 0 <= newest - wanted < SLOTS - 1:
+            if not readable(wanted, newest, int(self.header[1])):
                 return None
             return wanted, self.slots[wanted % SLOTS].clone()
 
@@ -118,7 +131,11 @@ class ParameterShard:
         """Everything an update reads, as copies."""
         with self.changed:
             rule = {name: value.clone() for name, value in self.rule_state.items()}
-            return {"version": self.version, "values": self.values.clone(), "rule": rule, "seen": dict(self.seen)}
+            seen = {  # what waits for its step is no part of the state, and must be taken when it comes again
+                worker: (number - 1, Verdict.LATE) if verdict is Verdict.WAITING else (number, verdict)
+                for worker, (number, verdict) in self.seen.items()
+            }
+            return {"version": self.version, "values": self.values.clone(), "rule": rule, "seen": seen}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state; whoever waits for a step looks again."""
@@ -126,13 +143,27 @@ class ParameterShard:
             ours = {name: value.shape for name, value in self.rule_state.items()}
             if ours != {name: value.shape for name, value in state["rule"].items()}:
                 raise UserError("the saved optimiser state is that of another rule or of other parameters")
-            self.slots[state["version"] % SLOTS] = state["values"]
-            self.header[0] = state["version"]
+            self._begin_at(state["version"], state["values"])
             for name, value in state["rule"].items():
                 self.rule_state[name].copy_(value)
             self.seen = dict(state["seen"])
             self._forget()
             self.changed.notify_all()
+
+    def allow(self, limit: float) -> None:
+        """Somebody has a copy now: go on to this version."""
+        with self.changed:
+            self.limit = limit
+            self.changed.notify_all()
+
+    def _wait_for_copy(self) -> None:
+        self.changed.wait_for(lambda: self.version < self.limit, timeout=COPY_TIMEOUT)
+
+    def _begin_at(self, version: int, values: Tensor) -> None:
+        """Older versions are not here; said first, so that nobody reads one meanwhile."""
+        self.header[1] = version
+        self.slots[version % SLOTS] = values
+        self.header[0] = version
 
     def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict:
         if self.bound and self.version - version > self.bound:
@@ -148,8 +179,8 @@ class ParameterShard:
         self.rule.apply(following, gradient, self.rule_state, rate)
         self.header[0] = number
 
-    def _wait(self, worker: int, version: int, verdict: Verdict, age: int, repeated: bool, patience: float) -> Receipt:
-        return Receipt(verdict, self.version, age, repeated, self.incarnation)
+    def _wait(self, worker: int, sequence: int, version: int, patience: float) -> Verdict:
+        return Verdict.WAITING
 
     def _forget(self) -> None:
         """Of what is no part of the state."""
@@ -168,6 +199,7 @@ class QuorumShard(ParameterShard):
     def set_quorum(self, quorum: int) -> None:
         """Fewer workers may be alive than were asked for; what has come may then be enough."""
         with self.changed:
+            self._wait_for_copy()
             self.quorum = quorum
             self._advance()
             self.changed.notify_all()
@@ -176,9 +208,8 @@ class QuorumShard(ParameterShard):
         if version < self.version:
             return Verdict.LATE
         if version > self.version:  # this shard came back from an older copy: its steps are numbered like the others'
-            self.pending.clear()
-            self.slots[version % SLOTS] = self.values
-            self.header[0] = version
+            self._settle(Verdict.LATE)
+            self._begin_at(version, self.values.clone())
             self.counts["skipped"] += 1
         self.pending[worker] = gradient.clone(), rate
         return Verdict.APPLIED if self._advance() else Verdict.WAITING
@@ -193,16 +224,24 @@ class QuorumShard(ParameterShard):
             first.add_(other)
         rate = max(rate for _, rate in self.pending.values())  # one schedule, read at slightly different moments
         self._apply(first.div_(len(self.pending)), rate)
-        self.pending.clear()
+        self._settle(Verdict.APPLIED)
         return True
 
-    def _wait(self, worker: int, version: int, verdict: Verdict, age: int, repeated: bool, patience: float) -> Receipt:
-        """Until the step is over, for so many seconds at most."""
-        if verdict is Verdict.WAITING:
-            self.changed.wait_for(lambda: self.version != version or worker not in self.pending, timeout=patience)
-        if self.version > version and verdict is Verdict.WAITING:
-            verdict = Verdict.APPLIED
-        return Receipt(verdict, self.version, age, repeated, self.incarnation)
+    def _settle(self, verdict: Verdict) -> None:
+        """What became of the gradients that waited, for whoever asks again."""
+        for worker in self.pending:
+            if worker in self.seen:  # not yet the one whose gradient ends the step
+                self.seen[worker] = self.seen[worker][0], verdict
+        self.pending.clear()
+
+    def _wait(self, worker: int, sequence: int, version: int, patience: float) -> Verdict:
+        """Until the step is over, for so many seconds at most. A shard that was given another state meanwhile has
+        never heard of the push, which will be sent again."""
+        self.changed.wait_for(lambda: self.version != version or worker not in self.pending, timeout=patience)
+        last, verdict = self.seen.get(worker, (-1, Verdict.WAITING))
+        return verdict if last == sequence else Verdict.WAITING
 
     def _forget(self) -> None:
+        """A gradient that waited for its step is no part of a state: whoever pushed it does so again, and it counts."""
         self.pending.clear()
+        self.seen = {worker: push for worker, push in self.seen.items() if push[1] is not Verdict.WAITING}

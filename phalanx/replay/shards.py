@@ -26,6 +26,10 @@ ACTOR_SHIFT = 40  # bits of an id within the memory of one actor
 ID_MASK = (1 << ACTOR_SHIFT) - 1
 
 
+class EmptyReplayError(Exception):
+    """Shards have nothing that could be drawn: all of them died just now, and fill again."""
+
+
 class Holding(NamedTuple):
     """What a shard has."""
 
@@ -178,7 +182,7 @@ class SharedMemory:
         while missing:
             weights = torch.tensor([holding.mass for holding in self.known], dtype=torch.float64)
             if not weights.sum() > 0:
-                raise RuntimeError("nothing can be drawn yet")
+                raise EmptyReplayError
             seed = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator, device=self.device)))
             chosen = torch.multinomial(weights, missing, replacement=True, generator=seed)
             asked = chosen.bincount(minlength=self.shards.count).tolist()
@@ -191,8 +195,9 @@ class SharedMemory:
                     masses.append(answer[2])
             missing = batch_size - sum(len(mass) for mass in masses)
         joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in joined.items()}
-        mass = torch.from_numpy(np.concatenate(masses))
+        order = torch.randperm(batch_size, generator=seed)  # rows came by shard and actor; a batch may be divided
+        tensors = {name: torch.from_numpy(array)[order].to(self.device) for name, array in joined.items()}
+        mass = torch.from_numpy(np.concatenate(masses))[order]
         tensors["weight"] = (mass / mass.min()).pow(-importance_exponent).float().to(self.device)
         return ReplayBatch(**tensors)
 

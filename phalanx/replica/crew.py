@@ -50,13 +50,17 @@ class Gate:
     def shut(self, seconds: float) -> Iterator[None]:
         """Nobody is at work while this context lasts. Raises RunError if somebody does not end their turn in time."""
         try:
-            with self.changed:
-                self.is_shut = True
-                if not self.changed.wait_for(lambda: not self.inside, seconds):
-                    raise RunError(f"a thread did not end its turn within {seconds:g} s")
+            self.close(seconds)
             yield
         finally:
             self.open()
+
+    def close(self, seconds: float) -> None:
+        """The same until it is opened again."""
+        with self.changed:
+            self.is_shut = True
+            if not self.changed.wait_for(lambda: not self.inside, seconds):
+                raise RunError(f"a thread did not end its turn within {seconds:g} s")
 
     def open(self) -> None:
         with self.changed:

@@ -14,7 +14,7 @@ import copy
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,32 +23,56 @@ import torch
 from torch import Tensor
 
 from phalanx.config import Experiment, GA3CConfig
-from phalanx.parameters.locked import LockedStore, SharedParameters
+from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.followed import FollowedParameters
+from phalanx.parameters.locked import SharedParameters
 from phalanx.replica.build import acting_copy, flatten, local_store, make_decoder, make_learner, make_model
 from phalanx.replica.crew import Crew, Gate
 from phalanx.replica.report import Report, Snapshot
 from phalanx.replica.trainer import Trainer
 from phalanx.runtime.clocks import VERSION, Clocks
-from phalanx.runtime.device import Compute
+from phalanx.runtime.device import Compute, on_stream, restore_generator
+from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.runtime.seeds import Role, number
-from phalanx.runtime.share import Share
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.timing import Timing
 from phalanx.sampling.agents import Agents
+from phalanx.sampling.inference import EagerInference, Inference
 from phalanx.sampling.predictor import Predictor, Questions
-from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue
-from phalanx.types import Progress
+from phalanx.sampling.segments import OpenSegments, Segment, SegmentQueue, merged
+from phalanx.seams import Policy
+from phalanx.types import Progress, Rollout
 
 T = TypeVar("T")
+
+Shared = SharedParameters | FollowedParameters
+"""Parameters that all threads of a node use, wherever they are kept."""
 
 PAUSE_SECONDS = 60.0  # that an update, or an inference, may take before a pause is given up
 LOOK_EVERY = 0.05  # seconds between two looks at the agents
 RATE_SECONDS = 5.0  # over which rates and depths are averaged
+THREADS = 1_000  # of a kind in a node, at most: the next node's random streams begin there
+
+
+def kept_here(experiment: Experiment, parameters: FlatParameters) -> SharedParameters:
+    """The parameters of a node that is alone."""
+    return SharedParameters(local_store(experiment, parameters))
 
 
 class Node:
-    """Everything of a GA3C run but its records."""
+    """Everything of a GA3C run but its records; or one of many nodes of a run (Distributed BA3C), which have parameters
+    and clocks in common."""
 
-    def __init__(self, experiment: Experiment, agents: Agents, compute: Compute, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        agents: Agents,
+        compute: Compute,
+        tell: Callable[[str], None],
+        share_parameters: Callable[[Experiment, FlatParameters], Shared] = kept_here,
+        clocks: Clocks | None = None,
+        share: Share = WHOLE,
+    ) -> None:
         topology = experiment.topology
         assert isinstance(topology, GA3CConfig)
         self.experiment = experiment
@@ -61,10 +85,11 @@ class Node:
         self.decode = make_decoder(experiment, agents.spec, compute)
         self.model = make_model(experiment, spec).to(compute.device)
         self.parameters = flatten(self.model, compute)
-        self.shared = SharedParameters(local_store(experiment, self.parameters))
-        self.store = LockedStore(self.shared, self.parameters)
+        self.shared = share_parameters(experiment, self.parameters)
+        self.store = self.shared.store_of(self.parameters)
         # The first row of the clocks is for all predictors together, the others for a trainer each.
-        self.clocks = Clocks(np.zeros((1 + topology.most_trainers, 4), np.int64), 0)
+        self.clocks = clocks or Clocks(np.zeros((1 + topology.most_trainers, 4), np.int64), 0)
+        self.share = share
         self.segments = OpenSegments(spec, environments, stack, horizon, compute.device)
         self.queue = SegmentQueue(topology.queue, agents.wake)
         self.questions = Questions(
@@ -82,9 +107,12 @@ class Node:
         self.tuner_state: dict[str, Any] | None = None  # of whoever moves the numbers; kept in checkpoints
         self.waited = (time.monotonic(), 0.0, 0.0)  # when idle shares were asked for last, and the seconds idle by then
         self.window: deque[tuple[float, np.ndarray]] = deque()  # times, and what had been counted then
+        if compute.graphs:
+            lock_pages(agents.exchange.memory_array)  # for the device to reach the step buffer in place
 
     def resize(self, agents: int, predictors: int, trainers: int) -> None:
         """So many of each from now on. Agents that are too many end their segments and rest."""
+        self._finish_on_device()  # new threads have streams of their own
         self.predictors.resize(predictors)
         self.trainers.resize(trainers)
         self.agents.play(agents)
@@ -104,6 +132,10 @@ class Node:
                 failure, crew.failure = crew.failure, None
                 raise failure
         return self._report()
+
+    def pause(self) -> None:
+        """Nobody works any more: what is reported next is all that the last checkpoint holds."""
+        self.gate.close(PAUSE_SECONDS)
 
     @property
     def progress(self) -> Progress:
@@ -129,7 +161,7 @@ class Node:
         ]
 
     def weights(self) -> dict[str, Tensor]:
-        with self.shared.lock:
+        with self.shared.turns.take():
             return self.parameters.named_tensors()
 
     def snapshot(self, with_envs: bool = True) -> Snapshot:
@@ -139,13 +171,16 @@ class Node:
                 trainer.leave()
             games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
             node = {
+                "predictors": [predictor.generator.get_state() for predictor in self._predictors],
                 "trainers": [trainer.state() for trainer in self._trainers],
-                "queue": [dict(vars(segment)) for segment in self.queue.segments],
+                "queue": [segment.state() for segment in self.queue.segments],
                 "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
                 "tuner": self.tuner_state,
             }
             replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
-            return Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+            snapshot = Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+            self._finish_on_device()  # before threads write again
+            return snapshot
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         """Before `resize`. Games of another topology, or of another number of environments, are not gone on with."""
@@ -160,6 +195,10 @@ class Node:
         self.trainers.hands = [self._make_trainer(rank) for rank in range(len(trainers))]
         for trainer, state in zip(self._trainers, trainers, strict=True):
             trainer.restore(state)
+        generators = node.get("predictors", [])[: self.topology.most_predictors]  # older checkpoints have none
+        self.predictors.hands = [self._make_predictor(rank) for rank in range(len(generators))]
+        for predictor, generator in zip(self._predictors, generators, strict=True):
+            restore_generator(predictor.generator, generator)
         self.tuner_state = node["tuner"]
         games = node["games"]
         if games is not None and self._can_go_on(games):
@@ -205,6 +244,14 @@ class Node:
         self.trainers.dismiss()
         self.predictors.close()
         self.trainers.close()
+        if self.compute.graphs:
+            torch.cuda.synchronize()
+            unlock_pages(self.agents.exchange.memory_array)
+
+    def _finish_on_device(self) -> None:
+        """Wait for what this thread has launched; others have streams of their own, on which they leave nothing."""
+        if self.compute.graphs:
+            torch.cuda.current_stream().synchronize()
 
     @property
     def _trainers(self) -> list[Trainer]:
@@ -266,30 +313,59 @@ class Node:
         }
 
     def _make_predictor(self, rank: int) -> Predictor:
+        stream = torch.cuda.Stream(priority=-1) if self.compute.graphs else None  # agents wait; learning can wait
+        with on_stream(stream):  # what is allocated here is used there
+            return self._predictor_on(stream, rank)
+
+    def _predictor_on(self, stream: torch.cuda.Stream | None, rank: int) -> Predictor:
         acting = acting_copy(
             self.experiment, self.model, self.compute, self.store, None, self.agents.layout.environments
         )
-        seed = number(self.experiment.run.seed, Role.ACTIONS, rank)
+        seed = number(self.experiment.run.seed, Role.ACTIONS, THREADS * self.share.rank + rank)
         return Predictor(
             questions=self.questions,
+            inference=self._make_inference(acting.policy),
             policy=acting.policy,
             parameters=acting.parameters,
             store=self.store,
-            newest=lambda: self.shared.version,
+            newest=self.shared.newest,
             decode=self.decode,
             clocks=self.clocks,
             counting=self.counting,
-            generator=torch.Generator(self.compute.device).manual_seed(seed),
+            generator=torch.Generator().manual_seed(seed),
+            stream=stream,
+        )
+
+    def _make_inference(self, policy: Policy) -> Inference:
+        observation = self.agents.step.observation
+        if not self.compute.graphs:
+            return EagerInference(policy=policy, segments=self.segments, observation=observation, decode=self.decode)
+        from phalanx.sampling.graph_inference import GraphInference
+
+        return GraphInference(
+            policy=policy,
+            segments=self.segments,
+            observation=mapped(observation, self.compute.device),
+            raw_observation=observation,
+            decode=self.decode,
+            most_rows=min(self.questions.most * self.agents.envs_per_agent, self.agents.layout.environments),
+            report=self.tell,
         )
 
     def _make_trainer(self, rank: int) -> Trainer:
+        stream = torch.cuda.Stream() if self.compute.graphs else None
+        with on_stream(stream):
+            return self._trainer_on(stream, rank)
+
+    def _trainer_on(self, stream: torch.cuda.Stream | None, rank: int) -> Trainer:
         model = copy.deepcopy(self.model)
         parameters = flatten(model, self.compute)
-        store = LockedStore(self.shared, parameters)
-        clocks = Clocks(self.clocks.rows, 1 + rank)
+        store = self.shared.store_of(parameters)
+        clocks = self.clocks.of(1 + rank)
         clocks.own[VERSION] = self.shared.version
+        share = Share(THREADS * self.share.rank + rank)
         learner = make_learner(
-            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, Share(rank)
+            self.experiment, model, parameters, store, self.compute, clocks, Timing(), self.tell, share
         )
         return Trainer(
             learner=learner,
@@ -297,6 +373,18 @@ class Node:
             queue=self.queue,
             least_rows=self.topology.min_batch,
             nothing_follows=lambda: self.questions.over,
+            merge=self._make_merge(),
+            stream=stream,
+        )
+
+    def _make_merge(self) -> Callable[[Sequence[Segment]], Rollout]:
+        if not self.compute.graphs:
+            return merged
+        from phalanx.sampling.fixed_rollouts import FixedRollouts
+
+        sampler, spec = self.experiment.sampler, self.agents.spec.seen
+        return FixedRollouts(
+            spec, self.experiment.env.stack, sampler.horizon, self.topology.min_batch, self.compute.device
         )
 
 

@@ -1,6 +1,8 @@
 """Trainers: threads that learn from segments, each as a learner of its own on parameters that all of them share.
 
-SegmentQueue -> as many segments as make a batch -> one rollout -> Learner -> LockedStore
+SegmentQueue -> as many segments as make a batch -> one rollout -> Learner -> LockedStore, or NodeStore
+
+On a GPU a trainer has a stream of its own, on which nothing is left when it has learnt.
 """
 
 from __future__ import annotations
@@ -8,16 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from phalanx.learning.learner import Learner
+from phalanx.parameters.followed import NodeStore
 from phalanx.parameters.locked import LockedStore
 from phalanx.replay.latest import LatestRollout
-from phalanx.sampling.segments import Segment, SegmentQueue, merged
+from phalanx.runtime.device import on_stream
+from phalanx.sampling.segments import Segment, SegmentQueue
 from phalanx.types import Rollout
+
+LONG_UPDATE = 0.2  # seconds for which whoever wants the numbers of a trainer waits for the end of an update
 
 
 class Trainer:
@@ -27,12 +34,16 @@ class Trainer:
         self,
         *,
         learner: Learner,
-        store: LockedStore,
+        store: LockedStore | NodeStore,
         queue: SegmentQueue,
         least_rows: int,
         nothing_follows: Callable[[], bool],
+        merge: Callable[[Sequence[Segment]], Rollout],
+        stream: torch.cuda.Stream | None,
     ) -> None:
         self.learner = learner
+        self.merge = merge  # makes a rollout of segments
+        self.stream = stream  # where all of it runs; None for the usual one
         self.store = store
         self.queue = queue
         self.least_rows = least_rows
@@ -54,7 +65,7 @@ class Trainer:
             self.batch.append(segment)
             self.rows += segment.counted
         if self.batch and (self.rows >= self.least_rows or (segment is None and self.nothing_follows())):
-            with self.learning:
+            with self.learning, on_stream(self.stream):
                 self._learn()
 
     def leave(self) -> None:
@@ -63,10 +74,16 @@ class Trainer:
         self.batch, self.rows = [], 0
 
     def take_numbers(self) -> tuple[Counter[int], dict[str, float]]:
-        """The lags of the rows learnt from, and the means of what was logged, since the last call."""
-        with self.learning:
-            lags, self.lags = self.lags, Counter()
-            return lags, self.learner.take_metrics()
+        """The lags of the rows learnt from, and the means of what was logged, since the last call. Nothing while an
+        update takes long, as one does that waits for other nodes: the next call has it."""
+        if not self.learning.acquire(timeout=LONG_UPDATE):
+            return Counter(), {}
+        try:
+            with on_stream(self.stream):
+                lags, self.lags = self.lags, Counter()
+                return lags, self.learner.take_metrics()
+        finally:
+            self.learning.release()
 
     def state(self) -> dict[str, Any]:
         return self.learner.state()
@@ -75,13 +92,13 @@ class Trainer:
         self.learner.restore(state)
 
     def _learn(self) -> None:
-        rollout = merged(self.batch)
+        rollout = self.merge(self.batch)
         clocks = self.learner.clocks
         clocks.reach(self.store.pull(self.store.parameters))
         self.lags += lags_of_rows(rollout, clocks.version)
         self.experience.put(rollout)
         self.learner.learn(self.experience)
-        self.learner.check()
+        self.learner.check()  # waits for the device: the segments may go
         self.segments += len(self.batch)
         self.queue.learnt(len(self.batch))
         self.batch, self.rows = [], 0

@@ -42,6 +42,10 @@ class Clocks:
             version = int(self.rows[:, VERSION].max())
         return Progress(steps, updates, version, episodes)
 
+    def of(self, row: int) -> Clocks:
+        """The same clocks as another replica sees them, or another thread."""
+        return Clocks(self.rows, row)
+
     def count(self, steps: int = 0, updates: int = 0, episodes: int = 0) -> None:
         """Count on in this replica's row."""
         self.own[STEPS] += steps

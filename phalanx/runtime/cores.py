@@ -50,12 +50,13 @@ class CoreShares:
 
 
 def core_times(proc: Path = PROC) -> CoreTimes | None:
-    """The totals now. None where they say nothing: without Linux's /proc, or under a quota, where the cores are shared
-    with others anyway."""
-    if cgroup_quota() is not None:
+    """The totals now. None where they say nothing: under a quota, where the cores are shared with others anyway, or
+    where the kernel does not tell which processes are the run's."""
+    me = str(os.getpid())
+    if cgroup_quota() is not None or not (proc / me / "task" / me / "children").exists():
         return None
     try:
-        family = [process for process in _family(os.getpid(), proc) if process]
+        family = _family(os.getpid(), proc)
         processes = {process: used for process in family if (used := _cpu_time(process, proc)) is not None}
         threads = {thread: times for process in family for thread, times in _threads(process, proc).items()}
         return CoreTimes(time.perf_counter(), _busy(proc), processes, threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ WARM_UPS = 2  # eager runs before a capture, so that libraries choose their kern
 FAILED: list[torch.cuda.CUDAGraph] = []  # kept: torch's allocator of page-locked memory may still know of them
 
 Work = Callable[[], Any]
+
+CAPTURING = threading.RLock()
+"""One capture at a time in a process: before it the host waits for the whole device, which CUDA forbids while another
+thread captures. Threads that launch graphs or single kernels meanwhile do no harm."""
 
 
 class Capturer:
@@ -31,6 +36,10 @@ class Capturer:
         Libraries keep scratch memory per stream, and graphs that run side by side must not share it: each
         launch slot of sampling and the learner capture on streams of their own. The graph keeps the stream's priority.
         """
+        with CAPTURING:
+            return self._capture(work, undo, stream)
+
+    def _capture(self, work: Work, undo: Work, stream: torch.cuda.Stream) -> Work:
         if self.failed:
             return work
         stream.wait_stream(torch.cuda.current_stream())

@@ -46,10 +46,15 @@ def mapped(array: np.ndarray, device: torch.device) -> Tensor:
 
 def mapped_zeros(shape: tuple[int, ...], dtype: np.dtype, device: torch.device) -> Tensor:
     """A tensor of the device that lies in page-locked memory of its own, which goes when the tensor does."""
+    return both_views(shape, dtype, device)[1]
+
+
+def both_views(shape: tuple[int, ...], dtype: np.dtype, device: torch.device) -> tuple[np.ndarray, Tensor]:
+    """The same, and beside it the array that the host reads and writes, for as long as there is the tensor."""
     array = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * dtype.itemsize), dtype)
     memory = _Mapped(array.reshape(shape))
     lock_pages_for(memory, array)
-    return torch.as_tensor(memory, device=device)
+    return array.reshape(shape), torch.as_tensor(memory, device=device)
 
 
 def _release(array: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """Predictors: threads that answer whichever agents wait for their next actions, as many at once as there are.
 
-    Questions.take -> rows of the shared step buffer -> OpenSegments -> one forward -> actions, and segments that ended
+    Questions.take -> rows of the shared step buffer -> inference.py -> actions, and segments that ended
 
 The queue of questions is the step buffer itself: an agent waits once its step is done and until it is asked for the
 next. Who has waited longest in the round goes first. An agent whose segment is complete waits while the queue of
@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from phalanx.parameters.flat import FlatParameters
 from phalanx.runtime.clocks import Clocks
+from phalanx.runtime.device import on_stream
 from phalanx.runtime.timing import Timing
 from phalanx.sampling.agents import LOOK_AGAIN, Agents
 from phalanx.sampling.answers import Decoder
+from phalanx.sampling.inference import Inference
 from phalanx.sampling.segments import OpenSegments, SegmentQueue
 from phalanx.seams import ParameterStore, Policy
 
@@ -136,6 +139,7 @@ class Predictor:
         self,
         *,
         questions: Questions,
+        inference: Inference,
         policy: Policy,
         parameters: FlatParameters,
         store: ParameterStore,
@@ -144,8 +148,10 @@ class Predictor:
         clocks: Clocks,
         counting: threading.Lock,
         generator: torch.Generator,
+        stream: torch.cuda.Stream | None,
     ) -> None:
         self.questions = questions
+        self.inference = inference
         self.policy = policy
         self.parameters = parameters
         self.store = store
@@ -154,6 +160,7 @@ class Predictor:
         self.clocks = clocks  # of all predictors
         self.counting = counting  # held by whoever counts on them
         self.generator = generator
+        self.stream = stream  # where all of it runs; None for the usual one
         self.version = -1
         self.timing = Timing()
         self.idle = 0.0  # seconds spent waiting for agents
@@ -171,7 +178,8 @@ class Predictor:
         self.timing.add("env", now - started)
         self.idle += now - started
         if taken is not None:
-            self.answer(taken)
+            with on_stream(self.stream):
+                self.answer(taken)
             self.timing.add("infer", time.perf_counter() - now)
 
     def leave(self) -> None:
@@ -184,19 +192,18 @@ class Predictor:
         self._count_games(waited)
         if step.cut[waited].any():
             self.questions.lost(int(step.cut[waited].sum()))
-        segments.receive(rows, step, self.decode)
+        news = segments.receive(rows, step)
         self._refresh()
-        self._value_truncated(rows[taken.ended & step.truncated[rows]])
-        stacks, history = segments.stacks(rows)
-        uniform = torch.rand(len(rows), generator=self.generator, device=segments.device)
-        output = self.policy.act(stacks, history, uniform, torch.from_numpy(rows))
-        action, log_prob, value = (of_rows.cpu().numpy() for of_rows in (output.action, output.log_prob, output.value))
-        if taken.ended.any():
-            self._end_segments(rows[taken.ended], value[taken.ended], taken.reserved)
+        ended = rows[taken.ended]
+        self._value_truncated(ended[step.truncated[ended]])
+        uniform = torch.rand(len(rows), generator=self.generator)
+        found = self.inference.infer(news, rows, ended, uniform)
+        if len(ended):
+            self._end_segments(ended, found.value[taken.ended], found.cut, taken.reserved)
         acts = np.repeat(taken.goes_on, agents.envs_per_agent)
         if acts.any():
-            segments.choose(rows[acts], action[acts], log_prob[acts], value[acts], self.version)
-            agents.exchange.action[rows[acts]] = action[acts]
+            segments.choose(rows[acts], found.action[acts], found.log_prob[acts], found.value[acts], self.version)
+            agents.exchange.action[rows[acts]] = found.action[acts]
             agents.request(taken.agents[taken.goes_on])
         self.questions.rest(taken.agents[~taken.goes_on])
         self.predictions += len(rows)
@@ -223,8 +230,8 @@ class Predictor:
             stacks, history = segments.last_stacks(rows, self.questions.agents.step, self.decode)
             segments.set_last_value(rows, self.policy.value(stacks, history))
 
-    def _end_segments(self, rows: np.ndarray, value: np.ndarray, reserved: int) -> None:
-        whole = self.questions.segments.close(rows, value)
+    def _end_segments(self, rows: np.ndarray, value: np.ndarray, frames: Tensor, reserved: int) -> None:
+        whole = self.questions.segments.close(rows, value, frames)
         self.questions.queue.put(whole, reserved)
         with self.counting:  # last: what is counted is on its way to a trainer
             self.clocks.count(steps=sum(segment.counted for segment in whole))

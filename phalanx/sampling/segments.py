@@ -36,6 +36,11 @@ class Segment:
     steps: int  # that were taken, fewer than T in a short one
     counted: int  # those of them that may be learnt from
 
+    def state(self) -> dict[str, Any]:
+        """Plain values that a checkpoint holds, with memory of their own: segments that ended together share theirs."""
+        columns = {name: column.copy() for name, column in self.columns.items()}
+        return {"frames": self.frames.clone(), "columns": columns, "steps": self.steps, "counted": self.counted}
+
 
 class OpenSegments:
     """The segments that agents are at, a row for each environment. Frames are on the device of the network, all the
@@ -57,13 +62,13 @@ class OpenSegments:
         self.begun = np.zeros(environments, np.bool_)  # was its first frame received?
         self.played = np.full(environments, np.nan)  # steps of its game; not known of one whose start was not seen
 
-    def receive(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> None:
-        """Take in what the environments of these rows have done."""
+    def receive(self, rows: np.ndarray, step: EnvStep) -> np.ndarray:
+        """Note what the environments of these rows have done; the rows whose newest frame is to be taken in."""
         columns, waited = self.columns, self.waiting[rows]
         acted = rows[waited]
         place = acted, self.position[acted]
         columns["reward"][place] = step.reward[acted]
-        self._refuse_not_finite("reward", torch.from_numpy(step.reward[acted]), acted)
+        self.refuse_not_finite("reward", step.reward[acted], acted)
         columns["terminated"][place] = step.terminated[acted]
         columns["truncated"][place] = step.truncated[acted]
         columns["cut"][place] = step.cut[acted]
@@ -72,11 +77,14 @@ class OpenSegments:
         rows, waited = rows[news], waited[news]
         self.waiting[rows], self.begun[rows] = False, True
         now = self.position[rows]
-        frames = decode(to_device(step.observation[rows], self.device))
-        self._single_frames.index_copy_(0, self._places(rows, now + (self.stack - 1)), frames)
-        self._refuse_not_finite("observation", frames, rows)
         longer = np.minimum(columns["history"][rows, np.maximum(now - 1, 0)] + 1, self.stack)
         columns["history"][rows, now] = np.where(step.first[rows] | ~waited, 1, longer)
+        return rows
+
+    def take_in(self, rows: np.ndarray, frames: Tensor) -> None:
+        """The newest frames of these rows, on the device."""
+        places = torch.from_numpy(self.starts(rows) + (self.stack - 1)).to(self.device)
+        self.single_frames.index_copy_(0, places, frames)
 
     def games_over(self, rows: np.ndarray, step: EnvStep) -> tuple[list[float], list[int]]:
         """Scores of the games that ended with the steps of these rows, and the steps of those whose start was seen."""
@@ -88,14 +96,17 @@ class OpenSegments:
 
     def stacks(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of these rows: [N, S, *frame] and the history."""
-        now = self.position[rows]
-        return self._stacks(rows, now, self.stack), to_device(self.columns["history"][rows, now], self.device)
+        return self._stacks(rows, self.position[rows], self.stack), to_device(self.history(rows), self.device)
+
+    def history(self, rows: np.ndarray) -> np.ndarray:
+        """How many frames of these stacks belong to the running episode."""
+        return self.columns["history"][rows, self.position[rows]]
 
     def last_stacks(self, rows: np.ndarray, step: EnvStep, decode: Decoder) -> tuple[Tensor, Tensor]:
         """The same as of the true last observations of episodes that these rows have just truncated."""
         before = self.position[rows] - 1
+        self.refuse_not_finite("last observation of a truncated episode", step.last_observation[rows], rows)
         last = decode(to_device(step.last_observation[rows], self.device))
-        self._refuse_not_finite("last observation of a truncated episode", last, rows)
         stacks = torch.cat([self._stacks(rows, before + 1, self.stack - 1), last[:, None]], dim=1)
         history = np.minimum(self.columns["history"][rows, before] + 1, self.stack)
         return stacks, to_device(history, self.device)
@@ -116,25 +127,40 @@ class OpenSegments:
         columns["version"][place] = version
         self.waiting[rows] = True
 
-    def close(self, rows: np.ndarray, value: np.ndarray) -> list[Segment]:
-        """End the segments of these rows, which led to states of these values, and begin new ones there. A segment from
-        which nothing can be learnt is dropped."""
-        self.columns["value"][rows, self.position[rows]] = value
-        segments = [self._close(row) for row in rows.tolist()]
-        return [segment for segment in segments if segment.counted]
+    def cut_frames(self, rows: np.ndarray) -> Tensor:
+        """The frames of the segments that end in these rows [N, S-1 + T+1, *frame]; those that begin there have the
+        newest of them. All of it is for the device to do: `close` does not wait for it."""
+        if not len(rows):
+            return self.frames[:0]
+        steps = self.position[rows]
+        frames = self.frames.index_select(0, torch.from_numpy(rows).to(self.device))
+        newest = self._stacks(rows, steps, self.stack)
+        heads = self._places(rows[:, None], np.arange(self.stack)[None])
+        self.single_frames.index_copy_(0, heads.view(-1), newest.flatten(0, 1))
+        if (steps < self.horizon).any():
+            beyond = np.arange(frames.shape[1]) >= self.stack + steps[:, None]
+            frames.masked_fill_(to_device(beyond, self.device).view(*beyond.shape, *[1] * (frames.dim() - 2)), 0)
+        return frames
 
-    def _close(self, row: int) -> Segment:
-        steps, frames = int(self.position[row]), self.frames[row].clone()
-        columns = {name: column[row].copy() for name, column in self.columns.items()}
-        self.frames[row, : self.stack] = frames[steps : steps + self.stack]
-        self.columns["history"][row, 0] = columns["history"][steps]
-        self.position[row] = 0
-        if steps < self.horizon:
-            frames[self.stack + steps :] = 0
-            columns["cut"][steps:] = True
-            for name in ("reward", "last_value", "terminated", "truncated"):
-                columns[name][steps:] = 0
-        return Segment(frames, columns, steps, steps - int(columns["cut"][:steps].sum()))
+    def close(self, rows: np.ndarray, value: np.ndarray, frames: Tensor) -> list[Segment]:
+        """End the segments of these rows, which led to states of these values and have the frames that were cut, and
+        begin new ones there. A segment from which nothing can be learnt is dropped."""
+        steps = self.position[rows]
+        self.columns["value"][rows, steps] = value
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        self.columns["history"][rows, 0] = columns["history"][np.arange(len(rows)), steps]
+        self.position[rows] = 0
+        beyond = np.arange(self.horizon) >= steps[:, None]
+        columns["cut"] |= beyond
+        for name in ("reward", "last_value", "terminated", "truncated"):
+            columns[name][beyond] = 0
+        counted = (self.horizon - columns["cut"].sum(1)).tolist()
+        parts = zip(frames.unbind(), *columns.values(), strict=True)
+        return [
+            Segment(own, dict(zip(columns, of_row, strict=True)), taken, counts)
+            for (own, *of_row), taken, counts in zip(parts, steps.tolist(), counted, strict=True)
+            if counts
+        ]
 
     def state(self) -> dict[str, Any]:
         arrays = {name: getattr(self, name).copy() for name in ARRAYS}
@@ -158,22 +184,26 @@ class OpenSegments:
         same_columns = all(segment.columns[name].shape == column[0].shape for name, column in self.columns.items())
         return bool(segment.frames.shape == self.frames.shape[1:]) and same_columns
 
-    def _refuse_not_finite(self, name: str, values: Tensor, rows: np.ndarray) -> None:
+    def refuse_not_finite(self, name: str, values: np.ndarray, rows: np.ndarray) -> None:
         """Refuse what is not finite, and name its environments; their open segments are the evidence."""
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = rows[~torch.isfinite(values).view(len(rows), -1).all(1).cpu().numpy()]
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = rows[~np.isfinite(values).reshape(len(rows), -1).all(1)]
             columns: dict[str, Any] = {name: torch.from_numpy(column[bad].T) for name, column in self.columns.items()}
             frames = self.frames[torch.from_numpy(bad).to(self.device)].transpose(0, 1)
             raise NotFinite(f"the {name} of environment {bad.tolist()} is not finite", Rollout(frames, **columns))
 
     @property
-    def _single_frames(self) -> Tensor:
+    def single_frames(self) -> Tensor:
         """All frames of all rows in one line: whole frames are copied, not single bytes of many."""
         return self.frames.flatten(0, 1)
 
+    def starts(self, rows: np.ndarray) -> np.ndarray:
+        """Where in that line the stacks that the policy sees of these rows begin."""
+        return rows * self.frames.shape[1] + self.position[rows]
+
     def _stacks(self, rows: np.ndarray, start: np.ndarray, count: int) -> Tensor:
         places = self._places(rows[:, None], start[:, None] + np.arange(count))
-        chosen = self._single_frames.index_select(0, places.view(-1))
+        chosen = self.single_frames.index_select(0, places.view(-1))
         return chosen.view(len(rows), count, *chosen.shape[1:])
 
     def _places(self, rows: np.ndarray, frames: np.ndarray) -> Tensor:
@@ -196,7 +226,7 @@ class SegmentQueue:
 
     def __init__(self, bound: int, made_room: Callable[[], None] = lambda: None) -> None:
         self.bound = bound
-        self.made_room = made_room  # called when a segment leaves
+        self.made_room = made_room  # called when a segment leaves a full queue
         self.segments: deque[Segment] = deque()
         self.promised = 0  # places of segments that are about to be put
         self.unlearnt = 0  # segments that were put and not learnt from yet, those counted in that trainers hold
@@ -250,6 +280,8 @@ class SegmentQueue:
         with self.changed:
             if not self.changed.wait_for(lambda: self.segments, seconds):
                 return None
+            was_full = self.room <= 0
             segment = self.segments.popleft()
-        self.made_room()
+        if was_full:
+            self.made_room()
         return segment

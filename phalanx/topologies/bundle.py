@@ -55,6 +55,7 @@ class Bundle:
             while self.replica.progress.steps < self.last_step:
                 newest = self.replica.iterate(run_ahead=False)
                 newest.staleness = self.store.take_staleness()
+                newest.store_seconds.update(self.store.take_seconds())
                 report = newest if report is None else report.merged_with(newest)
                 if time.monotonic() >= until:
                     break
@@ -79,7 +80,9 @@ def make_store(order: MemberOrder, experiment: Experiment, parameters: FlatParam
     """A member's way to the parameter servers of its run."""
     topology, optimizer = experiment.topology, experiment.optimizer
     assert isinstance(topology, GorilaConfig | DBA3CConfig)
-    guard = LossGuard(topology.outlier, topology.outlier_warm_up) if isinstance(topology, GorilaConfig) else None
+    guard = None
+    if isinstance(topology, GorilaConfig) and topology.outlier:
+        guard = LossGuard(topology.outlier, topology.outlier_warm_up)
     return ShardedStore(
         order.shards(),
         parameters,

@@ -21,6 +21,7 @@ from phalanx.registry import MakeEnv
 from phalanx.replica.node import Node
 from phalanx.runs.session import Session
 from phalanx.runtime.device import Compute, choose_compute
+from phalanx.runtime.share import WHOLE, Share
 from phalanx.sampling.agents import Agents
 from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.sampling.slot import slot_rules
@@ -39,15 +40,19 @@ def run(experiment: Experiment, session: Session) -> None:
             report = node.iterate(seconds=0.2)
             session.note(report)
             tuner.look(report)
+        node.pause()
+        session.note(node.iterate(seconds=0.0))
 
 
 def compute_of(experiment: Experiment) -> Compute:
     """Predictors and trainers are threads side by side: more torch threads for each would be in each other's way."""
     compute = choose_compute(experiment.run)
-    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads, graphs=False)
+    return dataclasses.replace(compute, threads=place(experiment, compute.device.type).owner_threads)
 
 
-def make_agents(experiment: Experiment, compute: Compute, report: Callable[[str], None]) -> Agents:
+def make_agents(
+    experiment: Experiment, compute: Compute, report: Callable[[str], None], share: Share = WHOLE
+) -> Agents:
     """Room for as many agents as the tuner may come to."""
     topology, sampler = settings(experiment), experiment.sampler
     most = topology.agents if topology.tuner == "off" else topology.most_agents
@@ -55,7 +60,7 @@ def make_agents(experiment: Experiment, compute: Compute, report: Callable[[str]
         MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type)),
         most,
         sampler.environments // topology.agents,
-        slot_rules(experiment),
+        slot_rules(experiment, share),
         timeout=sampler.step_timeout,
         max_deaths=sampler.max_deaths,
         max_deaths_in_a_row=sampler.max_deaths_in_a_row,

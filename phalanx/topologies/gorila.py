@@ -18,8 +18,8 @@ back with the copy its standby has.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
+from phalanx.cluster.post import Post
 from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.build import make_model
@@ -39,7 +39,7 @@ def run(experiment: Experiment, session: Session) -> None:
     topology = settings(experiment)
     compute = choose_compute(experiment.run).install()
     with running(topology.address):
-        from phalanx.cluster.fleet import Fleet, Post
+        from phalanx.cluster.fleet import Fleet
 
         spec = spec_of(experiment, compute)
         model = FlatParameters(make_model(experiment, spec.seen))
@@ -47,9 +47,9 @@ def run(experiment: Experiment, session: Session) -> None:
             target, replays = "phalanx.topologies.bundle:Bundle", []
             posts = [Post("bundle", rank, target, Share(rank, topology.bundles)) for rank in range(topology.bundles)]
         else:
-            from phalanx.cluster.replays import RayReplayShards
+            from phalanx.cluster.replays import RayReplayShards, start_replays
 
-            replays = start_replay_shards(experiment, spec.seen)
+            replays = start_replays(replay_orders(experiment, spec.seen), cores=1 if topology.address else 0)
             extra = GlobalReplay(partial(RayReplayShards, replays), spec.seen)
             actors, learners, role = topology.actors, topology.learners, "phalanx.topologies.roles:"
             posts = [Post("actor", rank, f"{role}Actor", Share(rank, actors), extra) for rank in range(actors)]
@@ -72,16 +72,13 @@ def run(experiment: Experiment, session: Session) -> None:
                     session.note(report)
 
 
-def start_replay_shards(experiment: Experiment, spec: EnvSpec) -> list[Any]:
-    """Each actor has its part of the memory, in one of the shards."""
-    from phalanx.cluster.replays import start_replays
-
+def replay_orders(experiment: Experiment, spec: EnvSpec) -> list[tuple[DQNConfig, EnvSpec, int, int, int]]:
+    """What each replay shard is made with. Each actor has its part of the memory, in one of the shards."""
     topology = settings(experiment)
     part = Share(0, topology.actors).part(experiment)
     assert isinstance(part.algorithm, DQNConfig)
     seeds = [number(experiment.run.seed, Role.LEARNING, 1_000_000 + shard) for shard in range(topology.replay_shards)]
-    cores = 1 if topology.address else 0
-    return start_replays(part.algorithm, spec, part.env.stack, part.sampler.environments, seeds, cores)
+    return [(part.algorithm, spec, part.env.stack, part.sampler.environments, seed) for seed in seeds]
 
 
 def settings(experiment: Experiment) -> GorilaConfig:

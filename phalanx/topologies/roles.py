@@ -20,7 +20,7 @@ from phalanx.config import DQNConfig, Experiment, GorilaConfig
 from phalanx.errors import RunError, UserError
 from phalanx.parameters.flat import FlatParameters
 from phalanx.registry import make_policy
-from phalanx.replay.shards import ReplayShards, SharedMemory
+from phalanx.replay.shards import EmptyReplayError, ReplayShards, SharedMemory
 from phalanx.replica.build import flatten, make_collector, make_learner, make_model
 from phalanx.replica.report import Report
 from phalanx.runtime.device import choose_compute
@@ -144,15 +144,16 @@ class Learning:
             while time.monotonic() < until and self._may_learn():
                 newest = self._learn()
                 report = newest if report is None else report.merged_with(newest)
+        except EmptyReplayError:
+            self.events.append("all replay shards are empty; learning goes on when they are filled again")
         except (UserError, RunError) as error:
             return self._done(report, str(error))
         if report is None:
             time.sleep(IDLE)
         return self._done(report)
 
-    def state(self) -> dict[str, Any]:
-        """A successor begins with the newest parameters, which become its target network, too."""
-        return {"learner": self.learner.state(), "experience": {}, "sampling": None, "pending": None}
+    def state(self) -> None:
+        """Nothing: whoever goes on begins with the newest parameters, which become its target network, too."""
 
     def _may_learn(self) -> bool:
         steps = self.clocks.now().steps
@@ -168,6 +169,7 @@ class Learning:
         report = Report(self.clocks.now(), [], Counter(), self.timing.take(), self.learner.take_metrics())
         report.numbers = {"learning_rate": self.learner.learning_rate(report.progress)}
         report.staleness = self.store.take_staleness()
+        report.store_seconds = self.store.take_seconds()
         return report
 
     def _done(self, report: Report | None, failed: str = "") -> Done:

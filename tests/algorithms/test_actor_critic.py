@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.algorithms.a2c import A2C, over_the_batch
+from phalanx.algorithms.a2c import A2C, log_probabilities, over_the_batch
 from phalanx.algorithms.ppo import PPO
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
@@ -16,7 +18,7 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.replay.latest import LatestRollout
 from phalanx.runtime.clocks import Clocks
 from phalanx.sampling.answers import allocate_rollout
-from phalanx.types import EnvSpec, PolicyBatch, Progress
+from phalanx.types import EnvSpec, PolicyBatch, Progress, Rollout
 
 ROWS = 32
 CPU = torch.device("cpu")
@@ -136,3 +138,39 @@ def test_the_discount_moves_on_the_clock_of_steps():
         batch = next(ppo.batches(experience, clocks.now, torch.Generator()))
         torch.testing.assert_close(batch.rows.returns, torch.tensor([discount, 1.0]))
     assert PPO(PPOConfig(discount=0.5), 100).discount(Progress(steps=70)) == 0.5
+
+
+@pytest.mark.parametrize("guard", ["add", "max"])
+def test_the_guard_of_ga3c_bounds_the_gradient_of_what_has_become_improbable(guard):
+    """Of log(pi + eps) it is pi (1 - pi) / (pi + eps); of log(max(pi, eps)) it is 1 - pi, and nothing below eps."""
+    floor = 1e-3
+    for logit in (-12.0, -7.5, -2.0, 0.0, 3.0):
+        logits = torch.tensor([[0.0, logit]], dtype=torch.float64, requires_grad=True)
+        guarded, probs = log_probabilities(logits, floor, guard)
+        (slope,) = torch.autograd.grad(guarded[0, 1], logits)
+        pi = float(probs[0, 1].detach())
+        if guard == "add":
+            assert guarded[0, 1].item() == pytest.approx(math.log(pi + floor))
+            assert float(slope[0, 1]) == pytest.approx(pi * (1 - pi) / (pi + floor))
+        else:
+            assert guarded[0, 1].item() == pytest.approx(math.log(max(pi, floor)))
+            assert float(slope[0, 1]) == pytest.approx(1 - pi if pi > floor else 0.0)
+    assert torch.equal(log_probabilities(logits)[0], torch.log_softmax(logits, 1))
+
+
+def test_a_sum_grows_with_the_batch_and_a_mean_does_not(setting):
+    """Each row of GA3C's loss counts in full, however many are merged."""
+    model = setting[0]
+    rollout = allocate_rollout(EnvSpec((6,), np.float32, 4), 2, 1, 3, CPU)
+    rollout.reward[:] = torch.randn(3, 2)
+    rollout.frames[:] = torch.randn(4, 2, 6)
+    rollout.history[:] = 1
+    twice = Rollout(**{name: torch.cat([part, part], 1) for name, part in rollout.tensors().items()})
+    for reduction, factor in (("sum", 2.0), ("mean", 1.0)):
+        losses = []
+        for one in (rollout, twice):
+            a2c, experience = A2C(A2CConfig(reduction=reduction)), LatestRollout()
+            experience.put(one)
+            (rows,) = a2c.batches(experience, Progress, torch.Generator())
+            losses.append(a2c.loss(model, rows, {}).total.item())
+        assert losses[1] == pytest.approx(factor * losses[0], rel=1e-5)

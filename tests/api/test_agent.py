@@ -184,3 +184,31 @@ def test_batches_of_composed_spaces_are_told_by_their_parts():
         rows_in(space, {"a": np.ones(2)})
     with pytest.raises(UserError, match="parts of the observation are of different numbers"):
         rows_in(space, {**batch, "a": np.ones((3, 2))})
+
+
+class Composed(gymnasium.Env):
+    """Shows samples of a Dict."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"kind": gymnasium.spaces.Discrete(3), "place": gymnasium.spaces.Box(-1.0, 1.0, (2,))}
+    )
+    action_space = gymnasium.spaces.Discrete(4, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: int) -> Any:
+        return self.observation_space.sample(), 1.0, False, True, {}
+
+
+def test_composed_observations_are_read_single_and_in_batches(tmp_path):
+    overrides = {"run.directory": str(tmp_path), "run.steps": 64, "run.precision": "float32"}
+    agent = phalanx.load(phalanx.train("a2c-gym", env=Composed, overrides=overrides, quiet=True).directory, greedy=True)
+    envs = gymnasium.vector.SyncVectorEnv([Composed] * 3)
+    observations, _ = envs.reset(seed=1)
+    actions = agent.act(observations)
+    envs.step(actions)
+    rows = [{name: values[row] for name, values in observations.items()} for row in range(3)]
+    assert actions.tolist() == [agent.act(row) for row in rows]
+    assert set(actions.tolist()) <= {5, 6, 7, 8}

@@ -15,6 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 MARK = "PHALANX_TEST_RUN"
 PLACE = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # for what Ray keeps in files; short, for the names of sockets
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
@@ -65,6 +67,11 @@ class RayRun:
         kill(process)
         return process
 
+    def nodes(self):
+        """Processes of members that have simulators of their own, which are their children."""
+        members = set(self.processes("ray::Host"))
+        return sorted({parent_of(process) for process in self.processes()} & members)
+
     def records(self):
         try:
             return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -84,6 +91,11 @@ class RayRun:
 
     def wait_for_event(self, words, times=1):
         self.wait(lambda: self.events().count(words) >= times, f"nobody said: {words}")
+
+    @property
+    def score(self):
+        records = self.records()
+        return (records[-1]["score"] or 0.0) if records else 0.0
 
     @property
     def updates(self):
@@ -109,7 +121,20 @@ class RayRun:
         deadline = time.monotonic() + 30
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not self.processes()
+        left = [Path("/proc", str(process), "cmdline").read_bytes() for process in self.processes()]
+        assert not left, left
+
+
+def newest_weights(run):
+    checkpoints = sorted((run.directory / "checkpoints").glob("step-*"))
+    return load_file(checkpoints[-1] / "model.safetensors")
+
+
+def parent_of(process):
+    try:
+        return int(Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def kill(process):

@@ -289,6 +289,24 @@ def test_a_quorum_shard_that_comes_back_numbers_its_steps_like_the_others():
     assert parameters.flat.tolist() == [-4.0] * 16 + [-1.0] * 16  # three steps of the second shard are lost
 
 
+def test_a_shard_that_comes_back_while_nobody_pushes_is_told_where_the_others_are():
+    """A worker that pulls before it pushes sees steps that can no longer be brought together; its next push does so."""
+    shards = [QuorumShard(torch.zeros(16), PLAIN, quorum=1) for _ in range(2)]
+    parameters = FlatParameters(nn.Linear(32, 1, bias=False))
+    store = ShardedStore(ShardsHere(shards), parameters, PLAIN, lambda flat: flat.norm(), consistent=True)
+    store.push(gradient_of(torch.ones(32)), 1.0)
+    copy = shards[1].state()
+    for _ in range(3):
+        store.push(gradient_of(torch.ones(32)), 1.0)
+    shards[1].restore(copy)
+    assert store.pull(parameters) == 4
+    assert parameters.flat.tolist() == [-4.0] * 16 + [-1.0] * 16
+    assert store.push(gradient_of(torch.ones(32)), 1.0) == 5
+    assert [shard.version for shard in shards] == [5, 5]
+    store.push(gradient_of(torch.ones(32)), 1.0)
+    assert store.counts["torn"] == 1
+
+
 def test_bfloat16_rounds_what_travels_and_nothing_else():
     config = OptimizerConfig(rule="sgd", clip="none")
     begun = FlatParameters(network()).flat

@@ -25,6 +25,7 @@ from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
 from phalanx.parameters.client import ShardedStore, ShardsHere
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.local import LocalStore
+from phalanx.parameters.locked import LockedStore, SharedParameters
 from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.parameters.shards import ParameterShard, QuorumShard, cut
 from phalanx.runtime.group import Group, meeting_point
@@ -36,6 +37,15 @@ MakeStore = Callable[[FlatParameters, OptimizerConfig], ParameterStore]
 
 def make_local(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
     return LocalStore(parameters, make_rule(config), make_clip(config, parameters.slices.values()))
+
+
+def make_locked(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
+    """As one thread sees it: the parameters themselves are elsewhere."""
+    theirs = nn.Module()
+    theirs.vector = nn.Parameter(parameters.flat.clone())
+    clip = make_clip(config, parameters.slices.values())
+    shared = SharedParameters(LocalStore(FlatParameters(theirs), make_rule(config), clip))
+    return LockedStore(shared, parameters)
 
 
 def make_chunked(chunks: int) -> MakeStore:
@@ -73,6 +83,7 @@ def make_sharded(count: int, quorum: bool = False) -> MakeStore:
 STORES: dict[str, MakeStore] = {
     "local": make_local,
     "all-reduce": make_allreduce,
+    "locked": make_locked,
     "chunk-locked, one chunk": make_chunked(1),
     "chunk-locked, three chunks": make_chunked(3),
     "chunk-locked, a chunk for every 16 numbers": make_chunked(10),

@@ -9,7 +9,7 @@ from test_experience_contract import ENVIRONMENTS, N_STEP, STACK, STEPS, Story
 from test_storage import DISCOUNT, SPEC
 
 from phalanx.config import DQNConfig
-from phalanx.replay.shards import ReplayShard, ReplayShardsHere, SharedMemory
+from phalanx.replay.shards import EmptyReplayError, ReplayShard, ReplayShardsHere, SharedMemory
 
 CPU = torch.device("cpu")
 
@@ -83,6 +83,25 @@ def test_priorities_weigh_rows_wherever_they_are():
     first = batch.ids >> 40 == 0
     assert batch.weight[first].unique().tolist() == [1.0]
     assert batch.weight[~first].unique().tolist() == [0.25]
+
+
+def test_rows_come_in_no_order():
+    """A batch may be divided into smaller ones, each of which must be of all actors."""
+    shards = make(2)
+    for actor in range(2):
+        writer, story = memory(shards, actor), Story(actor, ends=0.0)
+        for _ in range(4):
+            writer.put(story.rollout(5))
+    reader = memory(shards)
+    assert reader.ready(1)
+    owners = reader.draw(400, 0.0, generator()).ids >> 40
+    for part in owners.split(100):
+        assert 20 < int(part.sum()) < 80
+
+
+def test_that_all_shards_are_empty_is_said():
+    with pytest.raises(EmptyReplayError):
+        memory(make(2)).draw(10, 0.0, generator())
 
 
 def test_nothing_is_learnt_across_a_rollout_that_was_lost():

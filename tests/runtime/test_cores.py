@@ -60,6 +60,10 @@ def test_shares_are_of_what_happened_in_between() -> None:
 
 def test_a_quota_or_no_proc_gives_no_reading(two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert core_times(tmp_path) is None
+    write(tmp_path / "stat", "cpu0 1 1 1 1 1 1 1 1 0 0")  # a kernel that does not tell of children
+    process(tmp_path, os.getpid(), (1, 1), {os.getpid(): "1 1 1"})
+    (tmp_path / f"{os.getpid()}/task/{os.getpid()}/children").unlink()
+    assert core_times(tmp_path) is None
     monkeypatch.setattr(cores, "cgroup_quota", lambda: 1.5)
     assert core_times() is None
 

@@ -1,4 +1,4 @@
-"""Bundles of gorila and dba3c around parameter servers in this process: no Ray, the same classes."""
+"""Bundles of gorila around parameter servers in this process: no Ray, the same classes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from phalanx.errors import UserError
 from phalanx.parameters.client import ShardsHere
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
-from phalanx.parameters.shards import ParameterShard, QuorumShard, cut
+from phalanx.parameters.shards import ParameterShard, cut
 from phalanx.replica.build import make_model, make_replica
 from phalanx.runtime.device import Compute
 from phalanx.runtime.share import Share
 from phalanx.topologies import serial
 from phalanx.topologies.bundle import Bundle
-from phalanx.topologies.dba3c import Evaluator
 from phalanx.types import Progress
 
 CPU = Compute(torch.device("cpu"))
@@ -50,11 +49,9 @@ def experiment_of(name, topology, steps, algorithm=None, **sampler):
     ).validate()
 
 
-def shards_of(experiment, spec, quorum=0, bound=0):
+def shards_of(experiment, spec, bound=0):
     flat = FlatParameters(make_model(experiment, spec)).flat
     rule, parts = make_rule(experiment.optimizer), cut(len(flat), experiment.topology.shards)
-    if quorum:
-        return [QuorumShard(flat[part], rule, quorum=quorum) for part in parts]
     return [ParameterShard(flat[part], rule, bound) for part in parts]
 
 
@@ -131,49 +128,9 @@ def test_bundles_go_by_the_updates_of_all():
             assert float(policy.now) < 0.1
 
 
-def test_two_workers_with_a_quorum_of_two_hold_the_same_bits():
-    topology = DBA3CConfig(workers=2, shards=3, quorum=1.0)
-    experiment = experiment_of("dba3c-catch", topology, 4_000, environments=8, horizon=8)
-    shards = shards_of(experiment, spec_of(experiment), quorum=2)
-    with bundle_of(experiment, shards, 0, 2) as one, bundle_of(experiment, shards, 1, 2) as other:
-
-        def done():
-            over = one.replica.progress.steps >= 4_000
-            if over:
-                for shard in shards:
-                    shard.set_quorum(1)  # the other one may wait for a gradient that does not come
-            return over
-
-        told = in_threads([one, other], done)
-        versions = [done.own.version for done in told.values()]
-        assert min(versions) > 40
-        assert abs(versions[0] - versions[1]) <= 2
-        assert all(done.counts["late"] <= 2 for done in told.values())
-        one.store.pull(one.replica.parameters)
-        other.store.pull(other.replica.parameters)
-        assert torch.equal(one.replica.parameters.flat, other.replica.parameters.flat)
-
-
-def test_the_evaluator_plays_frozen_parameters_and_says_when_they_are_good_enough():
-    experiment = experiment_of("dba3c-catch", DBA3CConfig(workers=1, shards=2, evaluate_every=5), 4_000)
-    experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, target_score=-1.0))
-    spec = spec_of(experiment)
-    shards = shards_of(experiment, spec, quorum=1)
-    evaluator = Evaluator(MemberOrder(experiment, Share(), lambda: ShardsHere(shards), 7, extra=spec))
-    assert evaluator.work(Progress(), 0.0).report is None
-    for shard in shards:
-        for version in range(12):
-            shard.push(0, version, version, torch.zeros_like(shard.values), 0.0)
-    done = evaluator.work(Progress(), 0.0)
-    assert done.report.numbers["eval/version"] == 12
-    assert done.report.numbers["eval/games"] == experiment.run.eval_games
-    assert done.over
-    assert evaluator.work(Progress(), 0.0).report is None  # until 15
-
-
 @pytest.mark.parametrize(
     ("name", "topology", "words"),
-    [("a2c-catch", GorilaConfig(), "replay memories"), ("dqn-catch", DBA3CConfig(), "newest rollouts")],
+    [("a2c-catch", GorilaConfig(), "replay memories"), ("dqn-catch", DBA3CConfig(), "short segments")],
 )
 def test_an_algorithm_that_does_not_fit_is_refused(name, topology, words):
     with pytest.raises(UserError, match=words):

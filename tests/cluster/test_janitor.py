@@ -1,0 +1,33 @@
+"""Nothing of a local Ray survives its janitor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from phalanx.cluster import janitor
+
+
+def test_processes_are_found_by_their_environment_or_by_their_logs(tmp_path):
+    """Ray's agents write a title over their environment."""
+    directory = tmp_path / "ray"
+    directory.mkdir()
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    marked = subprocess.Popen(sleep, env={**os.environ, janitor.MARK: str(directory)}, stdout=subprocess.PIPE)
+    with (directory / "agent.out").open("w") as log:
+        logging = subprocess.Popen(sleep, stdout=subprocess.PIPE, stderr=log)
+    other = subprocess.Popen(sleep, stdout=subprocess.PIPE)
+    try:
+        for process in (marked, logging, other):
+            process.stdout.readline()  # it has begun
+        cleaner = [sys.executable, "-I", "-S", janitor.__file__, str(directory)]
+        subprocess.run(cleaner, stdin=subprocess.DEVNULL, timeout=60, check=True)
+        assert (marked.wait(10), logging.wait(10)) == (-9, -9)
+        assert other.poll() is None
+        assert not directory.exists()
+    finally:
+        for process in (marked, logging, other):
+            process.kill()
+            process.wait()
+            process.stdout.close()

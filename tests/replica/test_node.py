@@ -1,0 +1,108 @@
+"""A node turn by turn: its graphs beside the eager way, what reaches a trainer, and what a resumed node does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from node_runs import Driven, experiment_of, node_of
+
+from phalanx.algorithms.returns import policy_batch
+from phalanx.config import ToyConfig
+from phalanx.replica.trainer import Trainer
+from phalanx.sampling.graph_inference import sizes_up_to
+from phalanx.types import Rollout
+from whole_runs import same
+
+TOYS = {"catch": ToyConfig(), "truncated": ToyConfig("counter", stack=3, length=7)}
+
+
+def driven(experiment, graphs, turns):
+    with node_of(experiment, graphs, pytest.fail) as node:
+        Driven(node).run(turns)
+        graphs_made = len(node.predictors.hands[0].inference.launches) if graphs else 0
+        numbers = node.trainers.hands[0].take_numbers()
+        return node.parameters.flat.clone(), node.progress, numbers, graphs_made
+
+
+@pytest.mark.parametrize("min_batch", [1, 12, 20])
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch"])
+def test_graphs_of_predictors_and_trainers_do_what_eager_ones_do(name, toy, min_batch):
+    """With more agents than the smallest graph has rows, and batches of several sizes."""
+    rate = {"rule": "sgd"} if toy == "truncated" else {}
+    flags = {"algorithm": {"minibatches": 1}} if name == "ppo-catch" else {}
+    experiment = experiment_of(name, TOYS[toy], agents=3, each=4, min_batch=min_batch, **rate, **flags)
+    ours, theirs = driven(experiment, True, 60), driven(experiment, False, 60)
+    assert ours[1] == theirs[1] and ours[1].updates > 10
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=2e-5)
+    assert ours[2][0] == theirs[2][0]  # lags
+    assert ours[2][1].keys() == theirs[2][1].keys()
+    for key, value in theirs[2][1].items():
+        assert ours[2][1][key] == pytest.approx(value, rel=1e-3, abs=1e-4), key
+    assert ours[3] <= 2
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (8, [8]), (9, [8, 9]), (128, [8, 32, 128]), (40, [8, 32, 40])])
+def test_there_are_few_sizes_of_graphs_and_room_for_all(most, sizes):
+    assert list(sizes_up_to(most)) == sizes
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("length", [1, 4, 7], ids=lambda length: f"episodes of {length}")
+def test_the_last_reward_of_an_episode_is_in_its_return(monkeypatch, graphs, length):
+    """Also where an episode ends on its first step. Step n of the counter is worth n; odd episodes are truncated."""
+    seen, learn = [], Trainer._learn
+
+    def noted(trainer):
+        rollout = trainer.merge(trainer.batch)  # in memory that the next one overwrites
+        copies = {name: column.clone() for name, column in rollout.tensors().items()}
+        seen.append([*(segment.state() for segment in trainer.batch), Rollout(**copies)])
+        learn(trainer)
+
+    monkeypatch.setattr(Trainer, "_learn", noted)
+    experiment = experiment_of(env=ToyConfig("counter", length=length), horizon=5, min_batch=8, rule="sgd")
+    with node_of(experiment, graphs) as node:
+        Driven(node).run(40)
+        terminated, truncated = 0, 0
+        for *segments, rollout in seen:
+            assert all(segment["steps"] >= 1 for segment in segments)
+            rewards = sum(segment["columns"]["reward"][: segment["steps"]].sum() for segment in segments)
+            assert float(rollout.reward[~rollout.cut].sum()) == rewards > 0
+            rows = policy_batch(rollout, 0.5, 1.0)
+            returns = rows.returns.view_as(rollout.reward)
+            for t, b in (rollout.terminated & ~rollout.cut).nonzero().tolist():
+                assert float(returns[t, b]) == pytest.approx(length) == float(rollout.reward[t, b])
+                terminated += 1
+            for t, b in (rollout.truncated & ~rollout.cut).nonzero().tolist():
+                expected = length + 0.5 * float(rollout.last_value[t, b])
+                assert float(returns[t, b]) == pytest.approx(expected, rel=1e-4)
+                truncated += 1
+        assert terminated > 3 and truncated > 3
+
+
+def test_a_resumed_node_goes_on_as_if_it_had_not_stopped(tmp_path):
+    """With open segments, segments in the queue, and a batch that is not complete."""
+    experiment = experiment_of(agents=3, each=2, min_batch=22)
+
+    def rest(drive):
+        drive.run(30)
+        return drive.node.parameters.flat.clone(), drive.node.progress, drive.node.snapshot()
+
+    with node_of(experiment) as node:
+        drive = Driven(node)
+        drive.run(17)
+        drive.predict()
+        snapshot = node.snapshot()
+        state = snapshot.replicas[0]["node"]
+        assert len(state["queue"]) > 1 and state["games"]["open"]["position"].any()
+        whole = rest(drive)
+    with node_of(experiment) as node:
+        node.restore(snapshot, Path(tmp_path))
+        again = rest(Driven(node))
+    assert torch.equal(whole[0], again[0])
+    assert whole[1] == again[1]
+    ours, theirs = (kept[2].replicas[0]["node"] for kept in (whole, again))
+    assert same(ours["games"]["open"], theirs["games"]["open"])
+    assert same(ours["queue"], theirs["queue"])
