@@ -20,15 +20,16 @@ MARK = "PHALANX_CLUSTER"
 LONGEST = 10.0  # seconds for which it tries
 
 
-def marked(directory: str) -> list[int]:
-    """Processes of that Ray; those that are dead, and wait to be reaped, have no environment."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and belongs(entry, directory)]
+def marked(directory: str, driver: int) -> list[int]:
+    """Processes of that Ray, but not the driver, which may live on and has logs there, too. Those that are dead, and
+    wait to be reaped, have no environment."""
+    spared = {os.getpid(), driver}
+    processes = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [process for process in processes if process not in spared and belongs(process, directory)]
 
 
-def belongs(process: str, directory: str) -> bool:
+def belongs(process: int, directory: str) -> bool:
     """Some of Ray's processes write a title over their environment: those are known by their logs there."""
-    if int(process) == os.getpid():
-        return False
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as environment:
         if f"{MARK}={directory}".encode() in environment.read().split(b"\0"):
             return True
@@ -40,9 +41,9 @@ def belongs(process: str, directory: str) -> bool:
     return False
 
 
-def clean(directory: str) -> None:
+def clean(directory: str, driver: int) -> None:
     deadline = time.monotonic() + LONGEST
-    while (processes := marked(directory)) and time.monotonic() < deadline:
+    while (processes := marked(directory, driver)) and time.monotonic() < deadline:
         for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -53,5 +54,6 @@ def clean(directory: str) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run
+    started_by = os.getppid()  # as long as it lives; another process when it is dead
     sys.stdin.buffer.read()
-    clean(sys.argv[1])
+    clean(sys.argv[1], started_by)
