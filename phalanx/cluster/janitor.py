@@ -21,15 +21,16 @@ TITLE = b"ray::"
 LONGEST = 10.0  # seconds for which it tries
 
 
-def marked(directory: str) -> list[int]:
-    """Processes of that Ray; those that are dead, and wait to be reaped, have no environment."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and belongs(entry, directory)]
+def marked(directory: str, driver: int) -> list[int]:
+    """Processes of that Ray, but not the driver, which may live on and has logs there, too. Those that are dead, and
+    wait to be reaped, have no environment."""
+    spared = {os.getpid(), driver}
+    processes = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [process for process in processes if process not in spared and belongs(process, directory)]
 
 
-def belongs(process: str, directory: str) -> bool:
+def belongs(process: int, directory: str) -> bool:
     """Some of Ray's processes write a title over their environment: those are known by it, and by their logs there."""
-    if int(process) in (os.getpid(), os.getppid()):  # the run itself has logs of Ray open until it ends
-        return False
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as environment:
         if f"{MARK}={directory}".encode() in environment.read().split(b"\0"):
             return True
@@ -39,7 +40,7 @@ def belongs(process: str, directory: str) -> bool:
     return False
 
 
-def open_files(process: str) -> list[str]:
+def open_files(process: int) -> list[str]:
     found = []
     for descriptor in os.listdir(f"/proc/{process}/fd"):
         with contextlib.suppress(OSError):
@@ -47,9 +48,9 @@ def open_files(process: str) -> list[str]:
     return found
 
 
-def clean(directory: str) -> None:
+def clean(directory: str, driver: int) -> None:
     deadline = time.monotonic() + LONGEST
-    while (processes := marked(directory)) and time.monotonic() < deadline:
+    while (processes := marked(directory, driver)) and time.monotonic() < deadline:
         for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -60,5 +61,6 @@ def clean(directory: str) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run
+    started_by = os.getppid()  # as long as it lives; another process when it is dead
     sys.stdin.buffer.read()
-    clean(sys.argv[1])
+    clean(sys.argv[1], started_by)
