@@ -27,6 +27,7 @@ class StudyOptions:
     """Run an experiment about learning itself; it writes a figure and the data behind it. Flags without a dot are the
     study's own, which `phalanx study NAME --help` explains; those with a dot are the preset's."""
 
-    name: Literal["gradients", "norms", "secondary", "lag"]
+    name: Literal["gradients", "norms", "secondary", "lag", "cluster"]
     """gradients: cosine of half-batch and full-batch gradients. norms: norms of parameters, gradients and steps.
-    secondary: a learner on another one's replay memory. lag: lag and staleness. Without a name they are listed."""
+    secondary: a learner on another one's replay memory. lag: lag and staleness. cluster: speed and staleness on many
+    nodes, predicted. Without a name they are listed."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from phalanx.cluster.engine import running
 from phalanx.cluster.member import Done
+from phalanx.cluster.post import Post
 from phalanx.config.presets import preset
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.report import Report
@@ -78,7 +79,6 @@ def measure_ray(calls: int) -> RayTimes:
 def adding_up() -> float:
     """The driver's time for each member, with every turn of any."""
     from phalanx.cluster.fleet import Fleet
-    from phalanx.cluster.post import Post
 
     posts = [Post("bundle", rank, "", Share(rank, MEMBERS)) for rank in range(MEMBERS)]
     layer = FlatParameters(nn.Linear(1, 1))

