@@ -32,3 +32,14 @@ def test_processes_are_found_by_their_environment_or_by_their_logs(tmp_path):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_who_started_the_janitor_lives_on_with_files_open_there(tmp_path):
+    """The driver has logs of Ray, and what it does after Ray has ended is nobody's business."""
+    place = tmp_path / "ray"
+    place.mkdir()
+    code = "import subprocess, sys; log = open(sys.argv[1] + '/log', 'w'); subprocess.run(sys.argv[2:], input=b'')"
+    cleaner = [sys.executable, "-I", "-S", janitor.__file__, str(place)]
+    driver = [sys.executable, "-c", f"{code}; print('alive')", str(place), *cleaner]
+    done = subprocess.run(driver, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "alive\n" and not place.exists()
