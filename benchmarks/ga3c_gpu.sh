@@ -38,9 +38,9 @@ for part in $parts; do
       ;;
     tests) # graphs beside the eager way
       if "$python" -c "import pytest" 2>/dev/null; then
-        timeout --kill-after=10 120 "$python" -m pytest tests/gpu/test_ga3c.py -q 2>&1 | tee "$results/tests.log"
+        timeout --kill-after=10 120 "$python" -m pytest tests/gpu/test_ga3c_graphs.py -q 2>&1 | tee "$results/tests.log"
       else
-        echo "no pytest here: tests/gpu/test_ga3c.py is left out" | tee "$results/tests.log"
+        echo "no pytest here: tests/gpu/test_ga3c_graphs.py is left out" | tee "$results/tests.log"
       fi
       ;;
     *) echo "there is no part $part" >&2; exit 2 ;;
