@@ -14,7 +14,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ from phalanx.config.stored import load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
 from phalanx.given import Given
-from phalanx.learning.averages import MetricAverager, explained_variance
 from phalanx.parameters.flat import FlatParameters
 from phalanx.probe import check_loggers
 from phalanx.registry import algorithm_name, make_evaluation_policy, make_network, replicas
-from phalanx.replica.report import Report, Source, summed
+from phalanx.replica.report import Report, Source
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
+from phalanx.runs.interval import Interval
 from phalanx.runs.keeper import Keeper, as_snapshot
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
@@ -45,7 +45,6 @@ from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals, unwrapped
-from phalanx.runtime.timing import Timing
 from phalanx.runtime.watchdog import Watchdog
 from phalanx.sampling.evaluator import evaluate
 from phalanx.sampling.placement import place
@@ -95,8 +94,7 @@ class Session:
         self.logger: Logger | None = None
         self.source: Source | None = None
         self.neighbours = Neighbours(self.event, usable_cores())
-        self.numbers: dict[str, float] = {}  # of the newest report
-        self._forget_window()
+        self.interval = Interval()
         self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
         self.next_evaluation = 0
 
@@ -177,14 +175,9 @@ class Session:
         """Take in a report; log, evaluate and write a checkpoint when due."""
         assert self.source is not None
         self.progress = report.progress
-        self.numbers = report.numbers
         self.scores.add(np.array(report.scores))
         self.lengths.extend(report.lengths)
-        self.lags += report.lags
-        self.staleness += report.staleness
-        self.store_seconds.update(summed(self.store_seconds, report.store_seconds))
-        self.averages.add(report.metrics)
-        self.timing.add_all(report.seconds)
+        self.interval.add(report)
         run = self.experiment.run
         if self.next_evaluation and self.progress.steps >= self.next_evaluation:
             self.next_evaluation = (self.progress.steps // run.eval_every + 1) * run.eval_every
@@ -203,7 +196,6 @@ class Session:
             self.speed_since = self.last_record
         then, steps_then = self.speed_since
         self.last_record = (now, progress.steps)
-        shares, rows = self.timing.shares(), self.lags.total()
         kept = self.logger.record(
             {
                 "time_s": round(self.time_s, 3),
@@ -216,19 +208,11 @@ class Session:
                 "best": self.scores.best,
                 **({"game_steps": sum(self.lengths) / len(self.lengths)} if self.lengths else {}),
                 "sps": (progress.steps - steps_then) / max(now - then, 1e-9),
-                "lag_mean": sum(lag * count for lag, count in self.lags.items()) / rows if rows else 0.0,
-                "lag_max": max(self.lags, default=0),
-                **self._staleness(),
-                "env_share": shares["env"],
-                "infer_share": shares["infer"],
-                "learn_share": shares["learn"],
-                **self.numbers,
+                **self.interval.take(),
                 **self.neighbours.numbers,
-                **explained_variance(self.averages.take()),
                 **(extra or {}),
             }
         )
-        self._forget_window()
         if self.on_record is not None and self.on_record(kept) is False and not self.stop_reason:
             self.stop_reason = "stopped by on_record"
 
@@ -245,14 +229,6 @@ class Session:
     @property
     def time_s(self) -> float:
         return self.time_before + time.perf_counter() - self.began
-
-    def _forget_window(self) -> None:
-        """Begin anew with what is averaged between two records."""
-        self.lags: Counter[int] = Counter()
-        self.staleness: Counter[int] = Counter()
-        self.store_seconds: dict[str, float] = {}
-        self.averages = MetricAverager()
-        self.timing = Timing()
 
     def _begin(self, source: Source, spec: EnvSpec, compute: Compute) -> None:
         run = self.experiment.run
@@ -275,7 +251,7 @@ class Session:
         self.last_record = self.speed_since = (time.perf_counter(), progress.steps)
         self.keeper.begin(progress)
         self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
-        self._forget_window()
+        self.interval.begin()
         for sentence in source.notes():
             self.event(sentence)
         if compute.device.type != "cpu":  # which may take as long as it likes
@@ -396,16 +372,6 @@ class Session:
     def _memory(self) -> dict[str, Any]:
         """What the session itself adds to a checkpoint."""
         return {"scores": self.scores.state(), "time_s": self.time_s}
-
-    def _staleness(self) -> dict[str, float]:
-        """Of a central store: how many updates of others came between pull and push, and the seconds that all replicas
-        together were blocked by others and spent in their own updates."""
-        times = self.staleness.total()
-        if not times:
-            return {}
-        mean = sum(updates * count for updates, count in self.staleness.items()) / times
-        seconds = {f"{what}_seconds": value for what, value in self.store_seconds.items()}
-        return {"staleness_mean": mean, "staleness_max": max(self.staleness), **seconds}
 
     def _score(self) -> float | None:
         """Mean of the last 100 games, None before there were so many."""
