@@ -10,7 +10,7 @@ begins the next one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,12 @@ class GymnasiumEnv:
         self.first_action = int(actions.start)
         self.layout = layout = frame_layout(getattr(self._env, "observation_space", None), config.name)
         self.spec = EnvSpec(
-            layout.frame_shape, layout.frame_dtype, int(actions.n), bounds=layout.bounds, meaning=layout.meaning
+            layout.frame_shape,
+            layout.frame_dtype,
+            int(actions.n),
+            bounds=layout.bounds,
+            meaning=layout.meaning,
+            can_be_drawn=_draws(self._env),
         )
 
     def reset(self, frame: np.ndarray) -> None:
@@ -115,6 +120,11 @@ class GymnasiumEnv:
         """The picture the environment draws of itself."""
         from gymnasium.error import DependencyNotInstalled
 
+        if not self.spec.can_be_drawn:
+            raise UserError(
+                f"{self._config.name} cannot be drawn: it has no render() for rgb_array; `phalanx eval` plays it without "
+                "pictures"
+            )
         try:
             picture = self._env.render()
         except (ImportError, DependencyNotInstalled) as error:
@@ -180,6 +190,26 @@ class GymnasiumEnv:
     def write(self, observation: Any, frame: np.ndarray) -> None:
         """The frame that phalanx makes of an observation."""
         self.layout.write(observation, frame)
+
+
+def _own_layers(env: Any) -> Iterator[Any]:
+    """The environment and the wrappers around it, outermost first, without those that Gymnasium brings."""
+    from gymnasium import Wrapper
+
+    while True:
+        if not type(env).__module__.startswith("gymnasium.wrappers."):
+            yield env
+        if not isinstance(env, Wrapper):
+            return
+        env = env.env
+
+
+def _draws(env: Any) -> bool:
+    """Does anybody draw it? Gymnasium's base classes do not."""
+    from gymnasium import Env, Wrapper
+
+    nobody = (None, Env.render, Wrapper.render)
+    return any(getattr(type(layer), "render", None) not in nobody for layer in _own_layers(env))
 
 
 def _action_space(env: Any, name: str) -> Any:

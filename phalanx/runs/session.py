@@ -318,7 +318,7 @@ class Session:
         run = shlex.quote(str(self.directory))
         return [
             f"next: phalanx eval {run}",
-            f"      phalanx play {run} --video play.mp4",
+            *([f"      phalanx play {run} --video play.mp4"] if self.spec.can_be_drawn else []),
             f"      phalanx resume {run}",
         ]
 

@@ -271,3 +271,17 @@ def test_an_atari_preset_takes_a_game_and_own_environments_take_its_stack():
 
     env = with_code(preset("ppo"), env=envs.make).env
     assert isinstance(env.id, Given) and env.stack == 4
+
+
+def test_what_cannot_be_drawn_is_not_offered_to_be_watched(tmp_path, capsys):
+    """`Line` has no render()."""
+    flags = ["--run.steps", "600", "--topology", "serial", "--run.name", "line"]
+    assert main(["train", "ppo-gym", "--env.id", f"{ENVS}:Line", *flags]) == 0
+    assert "phalanx eval" in (shown := capsys.readouterr().out) and "phalanx play" not in shown
+    assert main(["play", "runs/line", "--video", "play.gif"]) == 2
+    assert capsys.readouterr().err.startswith("phalanx: Line cannot be drawn: it has no render() for rgb_array; ")
+    assert list(tmp_path.glob("*play*")) == []
+    assert main(["export", "runs/line", "out", "--games", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "the export has no video: Line cannot be drawn" in shown.err and "Traceback" not in shown.err
+    assert shown.out.splitlines()[-1] == "next: phalanx eval out"
