@@ -160,7 +160,10 @@ def go_on(
 
 
 def _check_cluster(experiment: Experiment) -> None:
-    """A cluster that is to be joined must be there, before a run directory is."""
+    """Ray, and a cluster that is to be joined, must be there, before a run directory is."""
+    from phalanx.probe import check_cluster
+
+    check_cluster(experiment)
     if address := getattr(experiment.topology, "address", ""):
         from phalanx.cluster.engine import check_address
 
