@@ -424,5 +424,7 @@ def test_a_missing_ray_is_told_before_anything_is_made(complaint, tmp_path, monk
         what = "old"
     before = sorted(tmp_path.rglob("*"))
     said = complaint(verb, what)
-    assert said.startswith(f"phalanx: topology {name.partition('-')[0]} needs Ray, on one machine, too; install it with")
+    assert said.startswith(
+        f"phalanx: topology {name.partition('-')[0]} needs Ray, on one machine, too; install it with"
+    )
     assert sorted(tmp_path.rglob("*")) == before

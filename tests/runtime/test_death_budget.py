@@ -42,9 +42,7 @@ def test_a_cause_is_told_with_its_traceback_once_and_counted():
     cause = "phalanx.errors.EnvironmentFailed: environment {} raised KeyError: 'left'"
     assert str(deaths) == ""
     assert deaths.told(first := broken.format(0, cause.format(3))) == first
-    assert deaths.told(broken.format(1, cause.format(7))) == (
-        "env worker 1 (environments [3]) died: KeyError: 'left'"
-    )
+    assert deaths.told(broken.format(1, cause.format(7))) == ("env worker 1 (environments [3]) died: KeyError: 'left'")
     assert deaths.told("replica 1 died: killed by SIGKILL") == "replica 1 died: killed by SIGKILL"
     assert deaths.told("nothing happened") == "nothing happened"
     assert deaths.told(other := broken.format(1, "MemoryError")) == other
