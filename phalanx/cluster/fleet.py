@@ -28,7 +28,7 @@ from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
 from phalanx.cluster.watched import GONE, Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
-from phalanx.errors import RunError
+from phalanx.errors import RunError, UserError
 from phalanx.parameters.client import ShardedStore, Whole, states_of
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
@@ -173,7 +173,7 @@ class Fleet:
             self._replace(post, in_short(error))
             return None
         except RayTaskError as error:
-            self._replace(post, str(error).strip())
+            self._replace(post, str(error.cause if isinstance(error, UserError | RunError) else error).strip())
             return None
         post.heard, post.begun, post.silent = time.monotonic(), True, False
         post.own = done.own

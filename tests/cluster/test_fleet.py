@@ -12,14 +12,14 @@ from torch import nn
 
 from phalanx.cluster.post import EVALUATOR, WORKER, Post
 from phalanx.config.presets import preset
-from phalanx.errors import RunError
+from phalanx.errors import RunError, UserError
 from phalanx.parameters.client import Whole
 from phalanx.parameters.flat import FlatParameters
 from phalanx.runtime.share import WHOLE, Share
 
 pytest.importorskip("ray")
 
-from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError
+from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayTaskError
 
 from phalanx.cluster import fleet as fleets
 from phalanx.cluster.fleet import CHIEF_TIMEOUT, LONGEST_EVALUATION, ROOM_SECONDS, Fleet
@@ -116,6 +116,17 @@ def test_a_member_that_has_a_process_and_never_gets_ready_is_replaced(fleet_of, 
     fleet.posts[2].heard = ago(LONGEST_EVALUATION + 1)
     fleet._replace_hung()
     assert told[2:] == [f"evaluator 2 died: no answer for {LONGEST_EVALUATION:g} s"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"), [(UserError("no game is here"), "no game is here"), (ValueError("?"), "all of the traceback")]
+)
+def test_a_member_that_cannot_be_made_says_why(fleet_of, cause, words):
+    """In one sentence where there is one: another host may do better, so it is no end yet."""
+    fleet, told = fleet_of()
+    fleet.posts[0].calls = [RayTaskError("work", "all of the traceback", cause).as_instanceof_cause()]
+    assert fleet._hear(fleet.posts[0]) is None
+    assert told == [f"worker 0 died: {words}"]
 
 
 @pytest.mark.parametrize("error", [ObjectLostError("00" * 28, None, ""), NodeDiedError("its host is gone")])
