@@ -264,6 +264,7 @@ class TestState:
             assert agents.all_arrived(PATIENCE)
             state = agents.state()
         reports = []
+        state["slots"][1]["env"]["unsaved"] = 70  # its episode was too long to be kept
         with Agents(LedgerFactory(), 3, report=reports.append) as agents:
             ask = agents._ask_all
 
