@@ -425,6 +425,11 @@ class GA3CConfig:
         return max(self.agents, self.max_agents or max(32, 4 * self.agents))
 
     @property
+    def places(self) -> int:
+        """For agents: as many as there may ever be."""
+        return self.agents if self.tuner == "off" else self.most_agents
+
+    @property
     def most_trainers(self) -> int:
         return max(self.trainers, self.max_threads)
 
