@@ -32,7 +32,8 @@ def towards(start: float, final: float | None, length: int, clock: Clock = "step
 
 def epsilon_schedule(algorithm: DQNConfig) -> Schedule:
     """The share of random actions over a run."""
-    return Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
+    start, final = algorithm.epsilon_start, algorithm.epsilon_final
+    return Schedule(start, final, algorithm.epsilon_length, algorithm.epsilon_clock)
 
 
 def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedule:
