@@ -42,7 +42,7 @@ def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedul
     optimizer = experiment.optimizer
     factor = 1.0
     if optimizer.batch_scaling != "none":
-        ratio = learners * experiment.sampler.rollout_steps / optimizer.reference_batch
+        ratio = learners * experiment.batch_steps / optimizer.reference_batch
         factor = math.sqrt(ratio) if optimizer.batch_scaling == "sqrt" else ratio
     length = optimizer.schedule_length or experiment.run.steps
     plain = towards(optimizer.learning_rate, optimizer.final_learning_rate, length, optimizer.schedule_clock)

@@ -68,8 +68,8 @@ class FlatParameters:
             gradient.copy_(parameter.grad)
 
     def refresh(self) -> None:
-        """After a change of `flat`: the copies follow. So does autocast, where one is open (a poll within a rollout): it
-        would go on with what it rounded before, as it does not see that a parameter changed."""
+        """After a change of `flat`: the copies follow. An autocast that is open, as at a poll within a rollout, forgets
+        what it has rounded: it would not see that parameters changed."""
         for parameter, view, _ in self._copies:
             parameter.data.copy_(view)
         if torch.is_autocast_enabled(self.flat.device.type):
