@@ -10,6 +10,7 @@ import itertools
 from typing import Any, TypeVar
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
+from phalanx.config.kinds import environments_named, refuse_other_kind
 from phalanx.config.overlay import take_files
 from phalanx.config.own import own_fields, own_hints, own_values, with_algorithm, with_own_values
 from phalanx.config.presets import default_preset, preset
@@ -36,6 +37,8 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
         return base
     import tyro
 
+    for field, value in environments_named(flags):
+        refuse_other_kind(base, field, value)
     base, flags = choose_topology(base, flags)
     base, flags = choose_algorithm(base, flags)
     base, flags = change_own_fields(program, base, flags)

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from phalanx.config.kinds import game_of
 from phalanx.errors import UserError, unknown
 
 
@@ -54,8 +55,10 @@ def register(name: str) -> bool:
 
 def unregistered(name: str, registered: Iterable[str]) -> UserError:
     """The error for an id that nobody has registered."""
-    if name.startswith("ALE/"):
-        return UserError(f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster")
+    if (game := game_of(name)) or name.startswith("ALE/"):
+        return UserError(
+            f"'{name}' is an Atari game; use a preset such as ppo and --env.game {game or 'NAME'}, which is much faster"
+        )
     package = _package(name)
     if package is not None and not _is_installed(package):
         return UserError(f"{name} needs {package.install}; pip install {package.install}")
