@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from phalanx.config.experiment import TOPOLOGIES, Experiment
 from phalanx.config.kinds import environments_named, refuse_other_kind
 from phalanx.config.overlay import take_files
-from phalanx.config.own import own_fields, own_hints, own_values, with_algorithm, with_own_values
+from phalanx.config.own import own_fields, own_hints, own_values, refuse_unread, with_algorithm, with_own_values
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import UserError, unknown
 
@@ -41,9 +41,15 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
         refuse_other_kind(base, field, value)
     base, flags = choose_topology(base, flags)
     base, flags = choose_algorithm(base, flags)
+    refuse_unread(base.algorithm, (_dotted(word) for word in flags))
     base, flags = change_own_fields(program, base, flags)
     kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]
     return tyro.cli(kind, prog=program, default=base, args=flags)
+
+
+def _dotted(word: str) -> str:
+    """The field that a flag is of: `algorithm.gae_lambda` of `--algorithm.gae-lambda=1`."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def parse_options(kind: type[Options], command: str, arguments: list[str]) -> Options:

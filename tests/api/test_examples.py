@@ -43,7 +43,7 @@ def test_the_algorithm_in_the_documents_runs_as_it_stands():
     (text,) = [block for block in blocks if "class Reinforce" in block]
     assert "100_000" in text
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(text.replace("100_000", "1_000"), names)  # noqa: S102
+    exec(text.replace("100_000", "1_000"), names)
     assert names["run"].end == "1,000 steps done" and 0 < names["run"].records[-1]["loss/entropy"] < 0.7
 
 
