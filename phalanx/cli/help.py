@@ -66,7 +66,7 @@ class PresetOptions:
     preset: str
     """Name of a preset; `default` is the one for this kind of machine."""
     topology: str | None = None
-    """Another way to run the pieces: serial, synchronous or asynchronous."""
+    """Another way to run the pieces: serial, synchronous, asynchronous, ga3c, gorila or dba3c."""
     debug: bool = False
     """Show the whole traceback of an error."""
 

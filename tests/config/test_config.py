@@ -343,3 +343,18 @@ def test_an_environment_of_the_other_kind_is_refused_with_the_preset_that_plays_
         with_overrides(preset(name), {f"env.{field}": value})
     with pytest.raises(UserError, match=sentence.partition(" ")[2]):
         with_code(preset(name), env=value) if field == "id" else with_overrides(preset(name), {"env.game": value})
+
+
+def test_whole_numbers_may_be_written_with_a_power_of_ten():
+    flags = ["--run.steps", "1e5", "--sampler.environments=1.6e1", "--optimizer.learning-rate", "1e-3"]
+    found = parse_experiment("train", ["a2c-gym", *flags])
+    assert (found.run.steps, found.sampler.environments, found.optimizer.learning_rate) == (100_000, 16, 1e-3)
+    with pytest.raises(SystemExit):
+        parse_experiment("train", ["a2c-gym", "--run.steps", "1.5e0"])
+
+
+def test_a_name_is_found_whatever_its_letters_and_a_list_that_is_cut_says_so():
+    with pytest.raises(UserError, match="unknown preset 'PPO'; did you mean ppo or"):
+        preset("PPO")
+    with pytest.raises(UserError, match=r"known are: a2c, .*, \.\.\.$"):
+        preset("0123456789")
