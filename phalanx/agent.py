@@ -54,6 +54,7 @@ class Agent:
         self._env = env
         self._reader: Reader = reader_of(experiment.env, env)
         self._policies: dict[bool, Policy] = {}
+        self._generator = torch.Generator().manual_seed(number(seed, Role.EVALUATION_ACTIONS))
         self.reset()
 
     def act(self, observation: Any, *, first: Any = None, greedy: bool | None = None) -> Any:
@@ -75,10 +76,10 @@ class Agent:
         return int(actions[0]) if count is None else actions
 
     def reset(self) -> None:
-        """The next observations begin episodes, in any number of environments, and chance begins anew."""
+        """The next observations begin episodes, in any number of environments; chance goes on, so that no episode
+        repeats the one before."""
         self._stacks = torch.empty(0)
         self._history = torch.empty(0, dtype=torch.uint8)
-        self._generator = torch.Generator().manual_seed(number(self.seed, Role.EVALUATION_ACTIONS))
         self._is_new = True
 
     def evaluate(self, games: int = 30, *, seed: int = 0, greedy: bool | None = None) -> list[float]:
@@ -112,26 +113,27 @@ class Agent:
         self.close()
 
     def _remember(self, observation: Any, count: int | None, first: Any) -> None:
-        """Move each stack on by the newest frame."""
+        """Move each stack on by the newest frame; one that is refused changes nothing."""
         rows, depth, spec = count or 1, self.experiment.env.stack, self._env.spec
         require(rows == count or count is None, "the batch of observations is empty")
-        if self._is_new or (depth == 1 and rows != len(self._history)):
-            self._stacks = torch.zeros((rows, depth, *spec.frame_shape), dtype=torch_dtype(spec.frame_dtype))
-            self._history = torch.zeros(rows, dtype=torch.uint8)
-            self._is_new = False
+        is_new = self._is_new or (depth == 1 and rows != len(self._history))
         require(
-            rows == len(self._history),
+            is_new or rows == len(self._history),
             f"there are observations of {rows} environments, but there were {len(self._history)} before; call "
             "agent.reset() where other episodes begin",
         )
-        self._stacks[:, :-1] = self._stacks[:, 1:].clone()
-        frames = self._stacks[:, -1].numpy()
-        for row in range(rows):
-            self._reader.write(observation, None if count is None else row, frames[row])
         begins = torch.zeros(rows, dtype=torch.bool)
         if first is not None:
             require(np.shape(first) in ((rows,), ()), f"first has shape {np.shape(first)}, but must be ({rows},)")
             begins |= torch.as_tensor(np.asarray(first, bool))
+        newest = torch.zeros((rows, *spec.frame_shape), dtype=torch_dtype(spec.frame_dtype))
+        for row, frame in enumerate(newest.numpy()):
+            self._reader.write(observation, None if count is None else row, frame)
+        if is_new:
+            self._stacks = torch.zeros((rows, depth, *spec.frame_shape), dtype=newest.dtype)
+            self._history = torch.zeros(rows, dtype=torch.uint8)
+            self._is_new = False
+        self._stacks = torch.cat([self._stacks[:, 1:], newest[:, None]], dim=1)
         self._history = (self._history + 1).clamp(max=depth).masked_fill(begins, 1)
 
 

@@ -32,7 +32,8 @@ def towards(start: float, final: float | None, length: int, clock: Clock = "step
 
 def epsilon_schedule(algorithm: DQNConfig) -> Schedule:
     """The share of random actions over a run."""
-    return Schedule(algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length)
+    start, final = algorithm.epsilon_start, algorithm.epsilon_final
+    return Schedule(start, final, algorithm.epsilon_length, algorithm.epsilon_clock)
 
 
 def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedule:
@@ -41,7 +42,7 @@ def learning_rate_schedule(experiment: Experiment, learners: int = 1) -> Schedul
     optimizer = experiment.optimizer
     factor = 1.0
     if optimizer.batch_scaling != "none":
-        ratio = learners * experiment.sampler.rollout_steps / optimizer.reference_batch
+        ratio = learners * experiment.batch_steps / optimizer.reference_batch
         factor = math.sqrt(ratio) if optimizer.batch_scaling == "sqrt" else ratio
     length = optimizer.schedule_length or experiment.run.steps
     plain = towards(optimizer.learning_rate, optimizer.final_learning_rate, length, optimizer.schedule_clock)

@@ -108,14 +108,13 @@ def _local(ray: Any) -> Iterator[None]:
         janitor.MARK: directory,
         "PYTHONPATH": os.pathsep.join(module_path()),  # what runs there is what runs here
     }
-    before = {name: os.environ.get(name) for name in changed}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # nobody else on this machine may send it work
     cleaner = subprocess.Popen(
         [sys.executable, "-I", "-S", str(janitor.__file__), directory], stdin=subprocess.PIPE, start_new_session=True
     )
-    os.environ.update(changed)
     try:
-        with _signals_kept(), _needless_left_out():
+        place = store_directory(directory)
+        with _signals_kept(), _needless_left_out(), _environment(changed):  # Ray hands it on to all its processes
             try:
                 ray.init(
                     num_cpus=ROOM,
@@ -123,7 +122,7 @@ def _local(ray: Any) -> Iterator[None]:
                     include_dashboard=False,
                     object_store_memory=STORE,
                     _temp_dir=directory,
-                    _plasma_directory=store_directory(directory),
+                    _plasma_directory=place,
                     _node_ip_address="127.0.0.1",
                     **SILENT,
                 )
@@ -131,10 +130,6 @@ def _local(ray: Any) -> Iterator[None]:
                 raise RunError(f"Ray could not be started ({in_words(error)})") from error
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
         _shut_down(ray)
         assert cleaner.stdin is not None
         cleaner.stdin.close()
@@ -175,6 +170,21 @@ def _needless_left_out() -> Iterator[None]:
     finally:
         for name, method in kept.items():
             setattr(node, name, method)
+
+
+@contextlib.contextmanager
+def _environment(changed: dict[str, str]) -> Iterator[None]:
+    """Only what is started meanwhile has these variables: processes that the run starts later are none of Ray's, and
+    the janitor must leave them alone."""
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

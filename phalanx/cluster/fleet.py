@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from torch import Tensor
 
 from phalanx.cluster.member import Done, Host, MemberOrder
@@ -28,7 +28,7 @@ from phalanx.cluster.standby import Kept
 from phalanx.cluster.transport import RayShards
 from phalanx.cluster.watched import GONE, Watched
 from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
-from phalanx.errors import RunError
+from phalanx.errors import RunError, UserError
 from phalanx.parameters.client import ShardedStore, Whole, states_of
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
@@ -134,7 +134,7 @@ class Fleet:
         post.handle = host.remote(post.target, order)
         post.own, post.begun, post.silent, post.waits_for_room = Progress(), False, False, False
         post.born = post.heard = time.monotonic()
-        post.calls = []
+        post.calls, post.arrival = [], post.handle.process.remote()
         self._ask(post)
 
     def _ask(self, post: Post) -> None:
@@ -173,7 +173,7 @@ class Fleet:
             self._replace(post, in_short(error))
             return None
         except RayTaskError as error:
-            self._replace(post, str(error).strip())
+            self._replace(post, str(error.cause if isinstance(error, UserError | RunError) else error).strip())
             return None
         post.heard, post.begun, post.silent = time.monotonic(), True, False
         post.own = done.own
@@ -211,16 +211,22 @@ class Fleet:
         self._start(post, replace(self.experiment, run=replace(self.experiment.run, seed=seed)))
 
     def _replace_hung(self) -> None:
-        """Those that do not answer; one that was never placed waits for room in the cluster, which may come back."""
-        limit = START_TIMEOUT + self.experiment.sampler.step_timeout
-        now = time.monotonic()
+        """Those that do not answer; one that has no process yet waits for room in the cluster, which may come back."""
+        usual = START_TIMEOUT + self.experiment.sampler.step_timeout
         for post in [post for post in self.posts if post.handle is not None]:
-            if not post.begun and self.topology.address:
-                if now - post.born > ROOM_SECONDS and not post.waits_for_room:
+            self._look_for_arrival(post)
+            limit = LONGEST_EVALUATION if post.kind == EVALUATOR else usual
+            if post.arrival is not None and self.topology.address:
+                if time.monotonic() - post.born > ROOM_SECONDS and not post.waits_for_room:
                     post.waits_for_room = True
                     self.event(f"{post.name} waits for {self.topology.cores} free cores in the cluster")
-            elif now - post.heard > (LONGEST_EVALUATION if post.kind == EVALUATOR else limit):
+            elif time.monotonic() - post.heard > limit:
                 self._replace(post, f"no answer for {limit:g} s")
+
+    def _look_for_arrival(self, post: Post) -> None:
+        """From the moment in which it has a process a member has its time to get ready."""
+        if post.arrival is not None and ray.wait([post.arrival], timeout=0)[0]:
+            post.arrival, post.waits_for_room, post.heard = None, False, time.monotonic()
 
     def _look_after_quorum(self) -> None:
         """Fewer members than a step needs must not hang it. At the start all are given time to begin."""
@@ -229,11 +235,17 @@ class Fleet:
         assert self.servers is not None
         workers = [post for post in self.posts if post.kind == WORKER]
         starting = not any(post.begun for post in workers) or not self.births
-        now = time.monotonic()
-        alive = sum(post.answers if post.begun else starting and now - post.born < ROOM_SECONDS for post in workers)
+        alive = sum(post.answers if post.begun else starting and self._may_begin(post) for post in workers)
         if sentence := self.quorum.look(alive):
             self.event(sentence)
             self.servers.set_quorum(self.quorum.present)
+
+    def _may_begin(self, post: Post) -> bool:
+        """Is it worth while to wait for a worker that has never answered? To lower the quorum too early costs next to
+        nothing. To end the run does, so as long as nobody has died a slow start is none, nor is a full cluster."""
+        if self.births or self.quorum.too_few != "stop":
+            return time.monotonic() - post.born < ROOM_SECONDS
+        return post.waits_for_room or time.monotonic() - post.heard < START_TIMEOUT
 
     @property
     def chief(self) -> Post | None:
@@ -249,7 +261,7 @@ class Fleet:
             except GetTimeoutError:
                 chief.silent = True
                 self.event(f"{chief.name}, the chief, gives no answer; the next worker is the chief")
-            except (RayActorError, RayTaskError) as error:
+            except (RayTaskError, *GONE) as error:
                 self._replace(chief, in_short(error))
         return self._own_store().whole()
 
@@ -338,7 +350,7 @@ class Fleet:
             values, store = self._whole()
             self.model.flat.copy_(values)
             self.model.refresh()
-            self.saved_store = store
+            self.saved_store = store = {**store, "version": max(store["version"], self.version)}  # never counts back
             if with_envs and not isinstance(self.topology, DBA3CConfig):  # its workers begin new games
                 replicas = self._member_states()
         return Snapshot(self.model.named_tensors(), self.progress, store, replicas)

@@ -5,8 +5,10 @@ supervisor -> work(others, seconds) -> Done        what the run has done elsewhe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -104,16 +106,21 @@ class FleetClocks(Clocks):
 
 
 class Host:
-    """A member in a process of its own: what Ray starts. It makes the member when it is asked for the first time, so
-    that its way of failing is an answer, not a mystery."""
+    """A member in a process of its own: what Ray starts. It makes the member when it is asked for work for the first
+    time, so that its way of failing is an answer, not a mystery, and one that is slow to get ready is known to be there
+    (`process`)."""
 
     def __init__(self, target: str, order: MemberOrder) -> None:
-        module, name = target.split(":")
-        self.member: Member = getattr(import_module(module), name)(order)
+        self.target = target
+        self.order = order
+
+    @cached_property
+    def member(self) -> Member:
+        module, name = self.target.split(":")
+        member: Member = getattr(import_module(module), name)(self.order)
+        return member
 
     def process(self) -> int:
-        import os
-
         return os.getpid()
 
     def work(self, others: Progress, seconds: float) -> Done:

@@ -30,6 +30,7 @@ class Post:
     heard: float = 0.0
     begun: bool = False  # has it ever answered?
     silent: bool = False  # did it leave a question without an answer?
+    arrival: Any = None  # its first answer, as soon as there is a process for it; None once that has come
     waits_for_room: bool = False
 
     @property

@@ -45,7 +45,6 @@ class Description:
     block: BlockAddress
     incarnation: int
     version: int
-    counts: dict[str, int]
     began_with: int  # version of the copy it began with; -1 while there is none, and it knows nothing
 
 
@@ -91,7 +90,7 @@ class ShardServer:
 
     def describe(self) -> Description:
         shard = self.shard
-        return Description(self.block.address, shard.incarnation, shard.version, dict(shard.counts), self.began_with)
+        return Description(self.block.address, shard.incarnation, shard.version, self.began_with)
 
     def push(
         self, worker: int, sequence: int, version: int, rate: float, patience: float, gradient: InBlock | np.ndarray
@@ -102,15 +101,12 @@ class ShardServer:
         if found is None:
             return None
         receipt = self.shard.push(worker, sequence, version, found, rate, patience)
-        if receipt.version >= self.shard.limit:
-            self.copy(self.order.snapshot_every)
+        self._copy_if_due()
         return receipt
 
-    def read(self, step: int | None, known: int, bfloat16: bool) -> tuple[int, np.ndarray | None]:
-        """The newest parameters, none if the client has that version, or those of a step; -1 if it is gone."""
+    def read(self, step: int | None, bfloat16: bool) -> tuple[int, np.ndarray | None]:
+        """The newest parameters, or those of a step; -1 and none if it is gone."""
         self._wait_for_parameters()
-        if step is None and known == self.shard.version:
-            return known, None
         found = self.shard.read(step)
         return (-1, None) if found is None else (found[0], packed(found[1], bfloat16))
 
@@ -140,6 +136,7 @@ class ShardServer:
     def set_quorum(self, quorum: int) -> None:
         assert isinstance(self.shard, QuorumShard)
         self.shard.set_quorum(quorum)
+        self._copy_if_due()
 
     def _find(self, gradient: InBlock | np.ndarray, sequence: int) -> Tensor | None:
         if not isinstance(gradient, InBlock):
@@ -155,6 +152,11 @@ class ShardServer:
         if int(block.header[0]) != sequence:
             return None
         return block.numbers[gradient.start : gradient.start + self.order.size]
+
+    def _copy_if_due(self) -> None:
+        """After whatever may have made a step: all pushes wait for this copy."""
+        if self.shard.version >= self.shard.limit:
+            self.copy(self.order.snapshot_every)
 
     def copy(self, least: int = 0) -> None:
         """Bring a copy to the standby if so many updates were made since the last one, and wait until it is there.

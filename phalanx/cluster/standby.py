@@ -12,7 +12,8 @@ Kept = dict[str, Any]
 
 
 class Standby:
-    """Runs in a process of its own, on another host than the shards where there is one. It needs no torch."""
+    """Runs in a process of its own, on whichever host Ray chooses: perhaps that of a shard, which then has no copy when
+    that host is lost, and goes on from the newest checkpoint. It needs no torch."""
 
     def __init__(self) -> None:
         self.newest: dict[int, Kept] = {}

@@ -87,7 +87,7 @@ class RayShards:
         self.look()
         versions = [-1] * len(self.parts)
         far = [number for number, block in enumerate(self.blocks) if block is None]
-        answers = self._ask(far, lambda number: self.servers[number].read.remote(steps[number], -1, self.bfloat16))
+        answers = self._ask(far, lambda number: self.servers[number].read.remote(steps[number], self.bfloat16))
         for number, block in enumerate(self.blocks):
             if block is not None:
                 versions[number] = read_block(block, into[self.parts[number]], steps[number])

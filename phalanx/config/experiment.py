@@ -274,9 +274,10 @@ class OptimizerConfig:
     learning_rate: float = number(2.5e-4, above=0, most=LARGE)
     """Step size at the start."""
     batch_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """How the learning rate follows the steps of a rollout, when they differ from `reference_batch`."""
+    """How the learning rate follows the steps of a rollout, or of a trainer's batch (ga3c, dba3c), when they differ
+    from `reference_batch`."""
     reference_batch: int = number(0, least=0, most=ROLLOUT)
-    """Steps of a rollout that `learning_rate` is meant for, with `batch_scaling`."""
+    """Steps of a rollout, or of a trainer's batch, that `learning_rate` is meant for, with `batch_scaling`."""
     final_learning_rate: float | None = number(None, least=0, most=LARGE)
     """Step size at the end of the schedule, reached linearly; None keeps it constant."""
     schedule_length: int = number(0, least=0, most=STEPS)
@@ -423,6 +424,11 @@ class GA3CConfig:
     @property
     def most_agents(self) -> int:
         return max(self.agents, self.max_agents or max(32, 4 * self.agents))
+
+    @property
+    def places(self) -> int:
+        """For agents: as many as there may ever be."""
+        return self.agents if self.tuner == "off" else self.most_agents
 
     @property
     def most_trainers(self) -> int:
@@ -601,6 +607,16 @@ class Experiment:
     """How the pieces run."""
     run: RunConfig = field(default_factory=RunConfig)
     """Budget, place, seed, records."""
+
+    @property
+    def batch_steps(self) -> int:
+        """Steps that a learner learns from at once: those of a rollout, or of the whole segments that a trainer merges,
+        however many simulators they come from."""
+        topology, horizon = self.topology, self.sampler.horizon
+        if isinstance(topology, GA3CConfig | DBA3CConfig):
+            least = topology.min_batch if isinstance(topology, GA3CConfig) else topology.batch
+            return -(-least // horizon) * horizon
+        return self.sampler.rollout_steps
 
     def with_derived_values(self) -> Experiment:
         """The same with values that follow from others filled in: the horizon of a fixed batch, the agents."""

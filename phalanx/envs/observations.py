@@ -135,7 +135,7 @@ def row_of(space: Any, observation: Any, row: int) -> Any:
     if parts is None:
         return observation[row]
     rows = {key: row_of(part, observation[key], row) for key, part in parts}
-    return tuple(rows.values()) if isinstance(observation, tuple) else rows
+    return rows if hasattr(space.spaces, "items") else tuple(rows.values())
 
 
 def rows_of_shape(shape: tuple[int, ...], single: tuple[int, ...]) -> int | None:

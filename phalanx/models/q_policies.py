@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from phalanx.algorithms.schedules import Schedule
+from phalanx.algorithms.schedules import epsilon_schedule
 from phalanx.config import DQNConfig, Experiment
 from phalanx.runtime.device import Compute
 from phalanx.types import PolicyOutput, Progress
@@ -70,9 +70,7 @@ def random_action(uniform: Tensor, epsilon: Tensor, actions: int) -> Tensor:
 def make_policy(experiment: Experiment, model: nn.Module, compute: Compute, environments: int) -> EpsilonGreedyPolicy:
     algorithm = experiment.algorithm
     assert isinstance(algorithm, DQNConfig)
-    epsilon = Schedule(
-        algorithm.epsilon_start, algorithm.epsilon_final, algorithm.epsilon_length, algorithm.epsilon_clock
-    )
+    epsilon = epsilon_schedule(algorithm)
     return EpsilonGreedyPolicy(model, compute, epsilon, algorithm.epsilon_spread, environments)
 
 

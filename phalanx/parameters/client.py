@@ -125,7 +125,9 @@ class ShardedStore:
         self.guard = guard
         self.sequence = sequence  # of the last push; a successor of a dead worker has another number or goes on
         self.seen = [-1] * len(shards.parts)  # versions of the learner's own parameters
-        self.version = 0
+        self.heard = [-1] * len(shards.parts)  # versions that were read last
+        self.lost = [0] * len(shards.parts)  # updates of each shard that were lost whenever it came back without them
+        self.version = 0  # updates that every shard has applied, those counted in that are lost
         self.counts: Counter[str] = Counter({"outliers": 0} if guard else {})  # what became of the learner's gradients
         self.staleness: Counter[int] = Counter()  # others' updates between pull and push -> times
         self.seconds = 0.0  # in pushes and pulls
@@ -171,9 +173,26 @@ class ShardedStore:
             if own:
                 self.seen = versions
             parameters.refresh()
-            self.version = max(self.version, min(versions))
+            self._count(versions)
         self.seconds += time.perf_counter() - started
         return self.version
+
+    def _count(self, versions: list[int]) -> None:
+        """A shard that came back from an older copy counts on from where it was: schedules and lags go by the version,
+        and threads that share parameters know newer ones by it. Where shards make steps together, the next push gives
+        it their number."""
+        if not self.consistent:
+            news = zip(self.lost, self.heard, versions, strict=True)
+            self.lost = [lost + max(0, heard - version) for lost, heard, version in news]
+            self.heard = versions
+        self.version = max(self.version, min(map(sum, zip(versions, self.lost, strict=True))))
+
+    def follow(self, other: ShardedStore) -> None:
+        """Another store, of a thread beside this one's, has pulled newer parameters: take them without asking."""
+        self.parameters.flat.copy_(other.parameters.flat)
+        self.parameters.refresh()
+        self.seen, self.heard, self.lost = list(other.seen), list(other.heard), list(other.lost)
+        self.version = other.version
 
     def _read(self, flat: Tensor) -> list[int]:
         """Bring a vector to the newest parameters; their versions."""
@@ -227,7 +246,7 @@ class ShardedStore:
         """Begin with the learner's own parameters and this state, before others are at work."""
         self.shards.restore(states_of(self.parameters.flat, state, self.shards.parts, self.rule))
         self.seen = [-1] * len(self.seen)
-        self.version = 0
+        self.heard, self.lost, self.version = list(self.seen), [0] * len(self.seen), 0
         self.pull(self.parameters)
 
 

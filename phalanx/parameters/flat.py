@@ -7,6 +7,7 @@ update, or once a rollout, costs less than rounding in every forward pass.
 
     clear -> backward -> gather -> rule on `flat` -> refresh
 
+Whoever changes `flat` calls `refresh`, or the model computes with parameters of which some are older than others.
 Build it after the model is on its device.
 """
 
@@ -67,9 +68,12 @@ class FlatParameters:
             gradient.copy_(parameter.grad)
 
     def refresh(self) -> None:
-        """After a change of `flat`: the copies follow."""
+        """After a change of `flat`: the copies follow. An autocast that is open, as at a poll within a rollout, forgets
+        what it has rounded: it would not see that parameters changed."""
         for parameter, view, _ in self._copies:
             parameter.data.copy_(view)
+        if torch.is_autocast_enabled(self.flat.device.type):
+            torch.clear_autocast_cache()
 
     def named_tensors(self) -> dict[str, Tensor]:
         """A copy of each parameter by name, in its usual layout, for checkpoints."""

@@ -56,9 +56,7 @@ class FollowedParameters:
         with self.turns.take():
             self.looked = time.monotonic()
             if store.version > self.follower.version:
-                self.parameters.flat.copy_(store.parameters.flat)
-                self.parameters.refresh()
-                self.follower.seen, self.follower.version = list(store.seen), store.version
+                self.follower.follow(store)
 
     def store_of(self, parameters: FlatParameters) -> NodeStore:
         """The store of a thread with that copy of the parameters. With the node's own it only reads."""

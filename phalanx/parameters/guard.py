@@ -9,8 +9,9 @@ MEMORY = 1_000  # losses that the running mean and deviation look back on, about
 
 class LossGuard:
     """Running mean and deviation of the absolute loss. Beyond `multiple` deviations above the mean a loss is an
-    outlier, once `warm_up` losses were seen. Outliers enter the statistics too, so that a rise that lasts is accepted
-    in time. A learner that replaces a dead one, or goes on from a checkpoint, warms up again."""
+    outlier, once `warm_up` losses were seen, and two at least: one has no deviation. Outliers enter the statistics too,
+    so that a rise that lasts is accepted in time. A learner that replaces a dead one, or goes on from a checkpoint,
+    warms up again."""
 
     def __init__(self, multiple: float, warm_up: int) -> None:
         self.multiple = multiple
@@ -22,7 +23,7 @@ class LossGuard:
     def refuses(self, loss: float) -> bool:
         """Is the loss an outlier? It enters the statistics either way."""
         value = abs(loss)
-        outlier = self.count >= self.warm_up and value > self.mean + self.multiple * math.sqrt(self.variance)
+        outlier = self.count >= max(self.warm_up, 2) and value > self.mean + self.multiple * math.sqrt(self.variance)
         self.count += 1
         share = max(1 / self.count, 1 / MEMORY)
         difference = value - self.mean

@@ -48,12 +48,15 @@ class Gate:
 
     @contextlib.contextmanager
     def shut(self, seconds: float) -> Iterator[None]:
-        """Nobody is at work while this context lasts. Raises RunError if somebody does not end their turn in time."""
+        """Nobody is at work while this context lasts, nor after it if it was shut before. Raises RunError if somebody
+        does not end their turn in time."""
+        was_shut = self.is_shut
         try:
             self.close(seconds)
             yield
         finally:
-            self.open()
+            if not was_shut:
+                self.open()
 
     def close(self, seconds: float) -> None:
         """The same until it is opened again."""

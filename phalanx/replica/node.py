@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from phalanx.config import Experiment, GA3CConfig
+from phalanx.learning.averages import MetricAverager
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.followed import FollowedParameters
 from phalanx.parameters.locked import SharedParameters
@@ -205,7 +206,7 @@ class Node:
             self.agents.restore(games["agents"])
             self.segments.restore(games["open"])
             self.questions.begun += int(self.segments.position.sum() + self.segments.waiting.sum())
-        segments = [Segment(**segment) for segment in node["queue"]]
+        segments = [self.segments.closed(segment) for segment in node["queue"]]
         self.queue.put([segment for segment in segments if self.segments.may_hold(segment)], reserved=0)
 
     def _can_go_on(self, games: dict[str, Any]) -> bool:
@@ -263,7 +264,7 @@ class Node:
 
     def _report(self) -> Report:
         lags: Counter[int] = Counter()
-        metrics: list[dict[str, float]] = []
+        metrics = MetricAverager()
         seconds = {"env": 0.0, "infer": 0.0, "learn": 0.0}
         scores: list[float] = []
         lengths: list[int] = []
@@ -272,13 +273,11 @@ class Node:
             lengths += taken(predictor.lengths)
             add(seconds, predictor.timing.take())
         for trainer in self._trainers:
-            own, logged = trainer.take_numbers()
+            own, logged, spent = trainer.take_numbers()
             lags += own
-            metrics += [logged] if logged else []
-            add(seconds, trainer.learner.timing.take())
-        names = metrics[0] if metrics else {}
-        means = {name: sum(logged[name] for logged in metrics) / len(metrics) for name in names}
-        return Report(self.progress, scores, lags, seconds, means, self._numbers(), lengths=lengths)
+            metrics.add(logged)  # each trainer may have logged other names than the rest
+            add(seconds, spent)
+        return Report(self.progress, scores, lags, seconds, metrics.take(), self._numbers(), lengths=lengths)
 
     def _numbers(self) -> dict[str, float]:
         """Rates, depths and counts for the record; TPS as in the paper, which counts segments."""

@@ -73,15 +73,15 @@ class Trainer:
         self.queue.put_back(self.batch)
         self.batch, self.rows = [], 0
 
-    def take_numbers(self) -> tuple[Counter[int], dict[str, float]]:
-        """The lags of the rows learnt from, and the means of what was logged, since the last call. Nothing while an
-        update takes long, as one does that waits for other nodes: the next call has it."""
+    def take_numbers(self) -> tuple[Counter[int], dict[str, float], dict[str, float]]:
+        """The lags of the rows learnt from, the means of what was logged, and the seconds by stage, since the last
+        call. Nothing while an update takes long, as one does that waits for other nodes: the next call has it."""
         if not self.learning.acquire(timeout=LONG_UPDATE):
-            return Counter(), {}
+            return Counter(), {}, {}
         try:
             with on_stream(self.stream):
                 lags, self.lags = self.lags, Counter()
-                return lags, self.learner.take_metrics()
+                return lags, self.learner.take_metrics(), self.learner.timing.take()
         finally:
             self.learning.release()
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from phalanx.config import RunConfig
+from phalanx.config import Experiment, GA3CConfig, RunConfig
 from phalanx.errors import NotFinite, RunError
 from phalanx.files import remove
 from phalanx.replica.report import Snapshot, Source
@@ -152,6 +152,19 @@ def as_state(snapshot: Snapshot) -> dict[str, Any]:
 def as_snapshot(weights: dict[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
     """What `as_state` was given."""
     return Snapshot(weights, Progress(**state["clocks"]), state["store"], state["replicas"])
+
+
+def holds_games(experiment: Experiment, replica: dict[str, Any]) -> bool:
+    """Are there games in the state of a replica, or of a node, that the experiment goes on with?"""
+    topology, sampler = experiment.topology, experiment.sampler
+    if not isinstance(topology, GA3CConfig):
+        return replica["sampling"] is not None
+    games = (replica.get("node") or {}).get("games")
+    if games is None:
+        return False
+    each = sampler.environments // topology.agents
+    is_of_this_size = games["open"]["columns"]["reward"].shape == (topology.places * each, sampler.horizon)
+    return is_of_this_size and not len(games["agents"]["slots"]) % each
 
 
 def finite(weights: dict[str, torch.Tensor]) -> bool:

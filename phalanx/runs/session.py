@@ -34,7 +34,7 @@ from phalanx.registry import algorithm_name, make_evaluation_policy, make_networ
 from phalanx.replica.report import Report, Source
 from phalanx.runs.checkpoint import MALFORMED, Checkpoints, Loaded, in_one_line
 from phalanx.runs.interval import Interval
-from phalanx.runs.keeper import Keeper, as_snapshot
+from phalanx.runs.keeper import Keeper, as_snapshot, holds_games
 from phalanx.runs.logger import Logger, MovedError, event_line
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.neighbours import Neighbours
@@ -360,7 +360,7 @@ class Session:
         if loaded is None or loaded.steps == 0:
             return self.experiment
         saved = loaded.state["replicas"]
-        if len(saved) == replicas(self.experiment) and all(state["sampling"] is not None for state in saved):
+        if len(saved) == replicas(self.experiment) and all(holds_games(self.experiment, one) for one in saved):
             sampler = dataclasses.replace(self.experiment.sampler, decorrelation=0)
             return dataclasses.replace(self.experiment, sampler=sampler)
         seed = number(run.seed, Role.RESUME, loaded.steps)

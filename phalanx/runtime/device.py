@@ -44,7 +44,8 @@ class Compute:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def casting_weights_once(self) -> AbstractContextManager[Any]:
-        """Around a rollout on a CPU: weights are cast to bfloat16 once, not at every step, as they do not change."""
+        """Around a rollout on a CPU: weights are cast to bfloat16 once, not at every step, as they do not change. Where
+        they do, at a poll, `FlatParameters.refresh` has them cast again."""
         return self.autocast() if self.device.type == "cpu" else contextlib.nullcontext()
 
 

@@ -6,7 +6,7 @@ it from a core it could run on: with a busy neighbour on 2 cores, spinning made 
 than sleeping at once.
 
 The OpenMP library reads the number of spins once (see `phalanx/__init__.py`), but none spin while it manages more
-threads than there are cores. So a thread that does nothing, but has a team of its own, makes the others sleep at once.
+threads than there are cores. So threads that do nothing, but have teams of their own, make the others sleep at once.
 The number of threads that share a loop stays, and so does rounding.
 """
 
@@ -14,32 +14,40 @@ from __future__ import annotations
 
 import threading
 
+from phalanx.runtime.affinity import core_list
+
 TEAM = 1 << 20  # numbers of a loop that all threads share
-START = 60.0  # seconds in which the idle team must have come up, or gone
+START = 60.0  # seconds in which an idle team must have come up, or gone
 
 
 class SleepAtOnce:
     """While switched on, torch's waiting threads sleep at once instead of spinning first."""
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int | None = None) -> None:
+        self._cores = cores or len(core_list())  # now, as this thread may be kept to one of them later
         self._over = threading.Event()
-        self._idle: threading.Thread | None = None
+        self._idle: list[threading.Thread] = []
 
     @property
     def is_on(self) -> bool:
-        return self._idle is not None
+        return bool(self._idle)
 
     def switch(self, on: bool) -> None:
-        if on and self._idle is None:
+        import torch
+
+        if on and not self._idle:
             self._over.clear()
-            is_up = threading.Event()
-            self._idle = threading.Thread(target=self._hold_a_team, args=(is_up,), name="idle team", daemon=True)
-            self._idle.start()
-            is_up.wait(START)
-        elif not on and self._idle is not None:
+            for _ in range(idle_teams(self._cores, torch.get_num_threads())):
+                is_up = threading.Event()
+                thread = threading.Thread(target=self._hold_a_team, args=(is_up,), name="idle team", daemon=True)
+                self._idle.append(thread)
+                thread.start()
+                is_up.wait(START)
+        elif not on:
             self._over.set()
-            self._idle.join(START)
-            self._idle = None
+            for thread in self._idle:
+                thread.join(START)
+            self._idle = []
 
     def _hold_a_team(self, is_up: threading.Event) -> None:
         """Its threads belong to this one, and end with it."""
@@ -50,3 +58,9 @@ class SleepAtOnce:
         finally:
             is_up.set()
         self._over.wait()
+
+
+def idle_teams(cores: int, threads: int) -> int:
+    """How many teams of so many threads it takes, beside the one at work, for there to be more threads than cores. The
+    library counts the first thread of a program, but of further teams only those beside their own first."""
+    return max(1, (cores - threads) // (threads - 1) + 1) if threads > 1 else 0

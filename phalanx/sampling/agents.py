@@ -22,7 +22,7 @@ from phalanx.errors import RunError
 from phalanx.runtime.child import START_TIMEOUT
 from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.pool import WorkerPool
-from phalanx.sampling.slot import EnvFactory, SlotRules
+from phalanx.sampling.slot import EnvFactory, SlotRules, too_long_to_restore
 from phalanx.types import EnvStep
 
 LOOK_AGAIN = 0.05  # seconds after which one looks without having been woken
@@ -149,9 +149,11 @@ class Agents(WorkerPool):
                 if words := self.workers[number].traceback:
                     raise RunError(f"env worker {number} cannot restore its environments: {words}")
                 self._renew(number)  # it was killed from outside; a successor may take its place
-                answer = self.workers[number].question("restore", questions[number])
+                (answer,) = self._ask_all("restore", {number: questions[number]})
         for name, values in state["step"].items():
             getattr(self.step, name)[: len(slots)] = values
+        if sentence := too_long_to_restore(slots):
+            self.report(sentence)
 
     def __enter__(self) -> Agents:
         return self

@@ -122,7 +122,7 @@ class Questions:
         first[needing[self.most :]] = False
         granted = self.queue.reserve(needed[needing[: self.most]].tolist())
         first[needing[granted:]] = False
-        self.held = len(needing) - granted
+        self.held = min(len(needing), self.most) - granted
         chosen = np.flatnonzero(first)
         self.queue.give_back(int(needed[chosen[self.most :]].sum()))
         chosen = chosen[: self.most]

@@ -28,7 +28,7 @@ from phalanx.sampling.balance import Speeds, moves
 from phalanx.sampling.exchange import Layout
 from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.pool import WorkerPool
-from phalanx.sampling.slot import EnvFactory, SlotRules, group_slices
+from phalanx.sampling.slot import EnvFactory, SlotRules, group_slices, too_long_to_restore
 from phalanx.types import EnvStep
 
 STOPPED = 1.0  # seconds a sleep may last longer than asked; after more, the whole job was stopped and continued
@@ -175,6 +175,8 @@ class ProcessEnvs(WorkerPool):
                     raise RunError(f"env worker {number} cannot restore its environments: {worker.traceback}")
                 self._kill(worker)  # it was killed from outside; a successor may take its place
                 (answer,) = self._ask_all("restore", {number: rows[number]})
+        if sentence := too_long_to_restore(state["slots"]):
+            self.report(sentence)
 
     def __enter__(self) -> ProcessEnvs:
         return self

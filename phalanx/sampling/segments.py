@@ -172,12 +172,17 @@ class OpenSegments:
         for name, column in self.columns.items():
             column[:] = state["columns"][name]
         for name in ARRAYS:
-            getattr(self, name)[:] = state[name]
+            if name in state:  # older checkpoints do not know `played`, which then is not known here either
+                getattr(self, name)[:] = state[name]
 
     def fits(self, state: dict[str, Any]) -> bool:
         """Is it of as many environments, and of segments of the same size?"""
         same_columns = all(state["columns"][name].shape == column.shape for name, column in self.columns.items())
         return bool(state["frames"].shape == self.frames.shape) and same_columns
+
+    def closed(self, state: dict[str, Any]) -> Segment:
+        """A segment of that state, as if it had been closed here: checkpoints are read into the host's memory."""
+        return Segment(**{**state, "frames": state["frames"].to(self.device)})
 
     def may_hold(self, segment: Segment) -> bool:
         """Could it have been closed here?"""

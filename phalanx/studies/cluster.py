@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.config import DBA3CConfig, DQNConfig, Experiment, GorilaConfig
+from phalanx.config import DBA3CConfig, Experiment, GorilaConfig
 from phalanx.config.bounds import number
 from phalanx.config.flags import parse_flags
 from phalanx.config.presets import preset
@@ -32,6 +32,7 @@ from phalanx.studies.times import (
     ServerTimes,
     WorkerTimes,
     cluster_of,
+    gradients_of,
     measure_server,
     measure_worker,
     points_of,
@@ -219,9 +220,7 @@ def times_of_worker(experiment: Experiment, options: StudyOptions, place: int) -
 def given(experiment: Experiment, act: float, learn: float) -> WorkerTimes:
     """Without a measurement: what the experiment itself says of gradients and sizes."""
     own = worker_of(experiment)
-    algorithm, steps = own.algorithm, own.sampler.rollout_steps
-    updates = algorithm.updates_per_rollout(steps) if isinstance(algorithm, DQNConfig) else 1
-    return WorkerTimes(act, learn, max(1, round(updates)), points_of(own), size_of(own, own.model.hidden))
+    return WorkerTimes(act, learn, gradients_of(own), points_of(own), size_of(own, own.model.hidden))
 
 
 def size_of(experiment: Experiment, neurons: int) -> int:
@@ -237,7 +236,7 @@ def is_synchronous(system: System) -> bool:
 
 
 def quorum_of(share: float, workers: int) -> int:
-    """As `phalanx/topologies/dba3c.py` has it."""
+    """As `DBA3CConfig.quorum_of_workers` has it."""
     return max(1, round(share * workers))
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.bench.machine import learn_first, running_replica, warm_up_until
-from phalanx.config import DBA3CConfig, DQNConfig, Experiment, GorilaConfig, OptimizerConfig, SerialConfig
+from phalanx.config import (
+    DBA3CConfig,
+    DQNConfig,
+    Experiment,
+    GorilaConfig,
+    OptimizerConfig,
+    PPOConfig,
+    SerialConfig,
+)
 from phalanx.errors import require
 from phalanx.parameters.rules import make_rule
 from phalanx.parameters.shards import ParameterShard, QuorumShard
@@ -49,7 +57,8 @@ def cluster_of(experiment: Experiment) -> GorilaConfig | DBA3CConfig:
 
 
 def worker_of(experiment: Experiment) -> Experiment:
-    """What one worker of the experiment does, in one process, soon after its beginning."""
+    """What one worker of the experiment does, in one process, soon after its beginning. A worker of dba3c merges whole
+    segments of its simulators; here it is one segment of each of as many simulators as fill a batch."""
     topology = cluster_of(experiment)
     require(topology.replicas > 0, "the study `cluster` is of bundles: use --topology.bundles 1 or more")
     part = Share(0, topology.replicas).part(experiment)
@@ -59,6 +68,8 @@ def worker_of(experiment: Experiment) -> Experiment:
         starts = min(algorithm.learning_starts, STARTS)
         algorithm = dataclasses.replace(algorithm, replay_size=small, learning_starts=starts, target_clock="steps")
     sampler = dataclasses.replace(part.sampler, decorrelation=0, overlap=False)
+    if isinstance(topology, DBA3CConfig):
+        sampler = dataclasses.replace(sampler, environments=part.batch_steps // sampler.horizon, groups=1)
     run = dataclasses.replace(part.run, threads=1, graphs=False)
     return dataclasses.replace(part, algorithm=algorithm, sampler=sampler, run=run, topology=SerialConfig()).validate()
 
@@ -87,8 +98,20 @@ def measure_worker(experiment: Experiment, seconds: float) -> WorkerTimes:
 
 def points_of(experiment: Experiment) -> int:
     """Data points of each gradient."""
-    algorithm, sampler = experiment.algorithm, experiment.sampler
-    return algorithm.batch_size if isinstance(algorithm, DQNConfig) else sampler.rollout_steps
+    algorithm, steps = experiment.algorithm, experiment.batch_steps
+    if isinstance(algorithm, PPOConfig):
+        return steps // algorithm.minibatches
+    return algorithm.batch_size if isinstance(algorithm, DQNConfig) else steps
+
+
+def gradients_of(experiment: Experiment) -> int:
+    """Gradients that are made of each rollout."""
+    algorithm = experiment.algorithm
+    if isinstance(algorithm, PPOConfig):
+        return algorithm.epochs * algorithm.minibatches
+    if isinstance(algorithm, DQNConfig):
+        return max(1, round(algorithm.updates_per_rollout(experiment.batch_steps)))
+    return 1
 
 
 def measure_server(optimizer: OptimizerConfig) -> ServerTimes:
@@ -96,7 +119,6 @@ def measure_server(optimizer: OptimizerConfig) -> ServerTimes:
     rule, gradient = make_rule(optimizer), torch.full((SHARD,), 1e-3)
     plain = ParameterShard(torch.zeros(SHARD), rule)
     together = QuorumShard(torch.zeros(SHARD), rule, quorum=2)
-    plain.push(0, -1, 0, gradient, 1e-3)
 
     def push_one(number: int) -> None:
         plain.push(0, number, plain.version, gradient, 1e-3)

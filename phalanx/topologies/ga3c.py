@@ -55,10 +55,9 @@ def make_agents(
 ) -> Agents:
     """Room for as many agents as the tuner may come to."""
     topology, sampler = settings(experiment), experiment.sampler
-    most = topology.agents if topology.tuner == "off" else topology.most_agents
     return Agents(
         MakeEnv(experiment.env, experiment.run.seed, sends_raw_screens(experiment, compute.device.type)),
-        most,
+        topology.places,
         sampler.environments // topology.agents,
         slot_rules(experiment, share),
         timeout=sampler.step_timeout,

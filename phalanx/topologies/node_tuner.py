@@ -3,23 +3,20 @@ directory, as data (`tuner.jsonl`) and drawn (`tuner.svg`)."""
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from phalanx.config import Experiment, GA3CConfig
-from phalanx.figure import Line, Panel, chart
-from phalanx.files import open_to_append, write_whole
+from phalanx.files import write_whole
 from phalanx.replica.node import Node
 from phalanx.replica.report import Report
 from phalanx.runtime.seeds import Role, stream
+from phalanx.topologies import tuner_history
 from phalanx.topologies.plain_walk import PlainWalk
-from phalanx.topologies.tuner import Knob, Record, Tuner
+from phalanx.topologies.tuner import Knob, Tuner
 from phalanx.topologies.window import Reading
 
 SETTLE = 0.2  # of a window, after a change: new agents start, and queues fill or empty
@@ -35,8 +32,9 @@ class NodeTuner:
         assert isinstance(topology, GA3CConfig)
         self.topology = topology
         self.node = node
-        self.path = directory / "tuner.jsonl"
-        self.written = 0  # records of the history that are in the file
+        self.path = directory / tuner_history.NAME
+        self.earlier = tuner_history.read(self.path)  # what earlier sessions of the run tried
+        self.written = 0  # records of the tuner's own history that are in the file
         start = {"agents": topology.agents, "predictors": topology.predictors, "trainers": topology.trainers}
         knobs = [
             Knob("agents", 1, topology.most_agents),
@@ -48,10 +46,10 @@ class NodeTuner:
         self.tuner: Tuner | PlainWalk | None = None
         if topology.tuner == "measured":
             self.tuner = Tuner(knobs, start, time.monotonic, generator, window, SETTLE * window, lag)
-            if node.tuner_state is not None:
-                self.tuner.restore(node.tuner_state)
         elif topology.tuner == "walk":
             self.tuner = PlainWalk(knobs, start, time.monotonic, generator, window)
+        if self.tuner is not None:
+            self._go_on(self.tuner)
         node.resize(**(start if self.tuner is None else self.tuner.setting))
 
     def look(self, report: Report) -> None:
@@ -59,16 +57,24 @@ class NodeTuner:
         if self.tuner is None:
             return
         setting = self.tuner.observe(Reading(self.node.segments_learnt(), mean(report.lags), self._hints()))
-        if len(self.tuner.history) > self.written:
-            with open_to_append(self.path) as file:
-                for record in self.tuner.history[self.written :]:
-                    print(json.dumps(record._asdict()), file=file)
-            self.written = len(self.tuner.history)
-            write_whole(self.path.with_suffix(".svg"), drawn(self.tuner.history))
+        if news := self.tuner.history[self.written :]:
+            tuner_history.append(self.path, news)
+            self.written += len(news)
+            records = self.earlier + self.tuner.history
+            write_whole(
+                self.path.with_suffix(".svg"), tuner_history.draw(records, "What the tuner tried", "segments/s")
+            )
+            self.node.tuner_state = {"kind": self.topology.tuner, **self.tuner.state()}
         if setting is not None:
             self.node.resize(**setting)
-            if isinstance(self.tuner, Tuner):
-                self.node.tuner_state = self.tuner.state()
+
+    def _go_on(self, tuner: Tuner | PlainWalk) -> None:
+        """With what a tuner of the same kind was at, later than all that is in the history."""
+        state = self.node.tuner_state
+        if state is not None and state.get("kind", "measured") == self.topology.tuner:  # older states do not say it
+            tuner.restore(state)
+        if self.earlier:  # some of it may have been written after the checkpoint that is resumed
+            tuner.began = min(tuner.began, tuner.clock() - self.earlier[-1].time)
 
     def _hints(self) -> dict[str, int]:
         """Where the bottleneck is, from who waits for whom."""
@@ -79,22 +85,6 @@ class NodeTuner:
         if predictors_wait < BUSY:
             return {"trainers": 0, "predictors": 1, "agents": 0}
         return {"trainers": 0, "predictors": 0, "agents": 1}
-
-
-def drawn(history: Sequence[Record]) -> str:
-    """A chart of the settings that were tried and of those that were kept."""
-    tried = [Line("tried", [(one.time, one.rate) for one in history])]
-    kept = [Line("kept", [(one.time, one.expected) for one in history])]
-    lags = [Line("tried", [(one.time, math.nan if one.lag is None else one.lag) for one in history])]
-    panels = [
-        Panel("segments learnt from", "seconds", "segments/s", tried + kept),
-        Panel("policy lag", "seconds", "versions", lags),
-    ]
-    for name in history[0].setting:
-        lines = [Line("tried", [(one.time, one.setting[name]) for one in history])]
-        lines += [Line("kept", [(one.time, one.incumbent[name]) for one in history])]
-        panels.append(Panel(name, "seconds", "number", lines))
-    return chart("What the tuner tried", panels)
 
 
 def mean(lags: Counter[int]) -> float | None:

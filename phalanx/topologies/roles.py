@@ -178,6 +178,10 @@ class Learning:
 
 
 def memory_of(order: MemberOrder, experiment: Experiment, device: Any, actor: int = 0) -> SharedMemory:
-    """The way of a member to global replay."""
-    assert isinstance(order.experiment.algorithm, DQNConfig) and isinstance(order.extra, GlobalReplay)
-    return SharedMemory(order.extra.shards(), order.experiment.algorithm.replay_size, device, actor)
+    """The way of a member to global replay. It holds what all actors' parts hold, which are whole rows of their
+    environments each: a little less than `algorithm.replay_size` where that does not divide."""
+    algorithm, topology, environments = experiment.algorithm, experiment.topology, experiment.sampler.environments
+    assert isinstance(algorithm, DQNConfig) and isinstance(topology, GorilaConfig)
+    assert isinstance(order.extra, GlobalReplay)
+    capacity = topology.actors * (algorithm.replay_size // environments * environments)
+    return SharedMemory(order.extra.shards(), capacity, device, actor)

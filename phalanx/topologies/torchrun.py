@@ -18,7 +18,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -180,14 +180,9 @@ class Leader:
 
     def iterate(self) -> Report:
         """One iteration of all replicas."""
-        try:
+        with self._naming_the_dead():
             self.group.object_of(0, ("iterate",))
             return reduce(Report.merged_with, reversed(self.group.objects(self.replica.iterate(run_ahead=False))))
-        except PeerLost:
-            self.together = False
-            raise RunError(
-                f"{self.job.roll_call()}; the others end, too: resume the run, or let torchrun restart it"
-            ) from None
 
     @property
     def progress(self) -> Progress:
@@ -212,21 +207,35 @@ class Leader:
         """Everybody's state; without environments nobody is asked, as perhaps nobody is there."""
         states, clocks = [EMPTY] * self.job.launch.size, self.progress
         if with_envs and self.together:
-            self.group.object_of(0, ("state",))
-            answers = self.group.objects((self.replica.state(), self.replica.clocks.own))
+            with self._naming_the_dead():
+                self.group.object_of(0, ("state",))
+                answers = self.group.objects((self.replica.state(), self.replica.clocks.own))
             states = [state for state, _ in answers]
             clocks = sum_in_lockstep(np.stack([row for _, row in answers]))  # with the games of the last iteration
         return Snapshot(self.weights(), clocks, self.replica.store.state(), states)
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
-        self.group.object_of(0, ("restore", snapshot))
-        restore(self.replica, self.job, snapshot)
+        with self._naming_the_dead():
+            self.group.object_of(0, ("restore", snapshot))
+            restore(self.replica, self.job, snapshot)
 
     def leave(self) -> None: ...
 
     def dismiss(self) -> None:
         if self.together:
-            self.group.object_of(0, ("leave",))
+            with self._naming_the_dead():
+                self.group.object_of(0, ("leave",))
+
+    @contextlib.contextmanager
+    def _naming_the_dead(self) -> Iterator[None]:
+        """Around whatever all do together: who died meanwhile, as the error that ends the run."""
+        try:
+            yield
+        except PeerLost:
+            self.together = False
+            raise RunError(
+                f"{self.job.roll_call()}; the others end, too: resume the run, or let torchrun restart it"
+            ) from None
 
 
 def follow(job: Job, experiment: Experiment) -> int:

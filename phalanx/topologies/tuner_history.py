@@ -23,14 +23,30 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Every whole record; the last line may be torn where a run was killed."""
+    """Every whole record, none if nothing was written yet; the last line may be torn where a run was killed."""
+    try:
+        lines = read_plain(path, MOST_BYTES).splitlines()
+    except FileNotFoundError:
+        return []
     records = []
-    for line in read_plain(path, MOST_BYTES).splitlines():
+    for line in lines:
         try:
-            records.append(Record(**json.loads(line)))
+            record = Record(**json.loads(line))
         except (ValueError, TypeError):
             continue
+        if is_sound(record):
+            records.append(record)
     return records
+
+
+def is_sound(record: Record) -> bool:
+    """Are its values such as a tuner writes?"""
+    numbers = [record.time, record.rate, record.expected, *([] if record.lag is None else [record.lag])]
+    settings = record.setting, record.incumbent
+    if not all(isinstance(setting, dict) for setting in settings):
+        return False
+    numbers += [value for setting in settings for value in setting.values()]
+    return all(isinstance(number, int | float) for number in numbers)
 
 
 def draw(records: Sequence[Record], title: str, rate: str) -> str:
@@ -47,8 +63,8 @@ def draw(records: Sequence[Record], title: str, rate: str) -> str:
         part
         for name in (records[0].setting if records else ())
         for part in (
-            line(name, (r.setting[name] for r in records)),
-            line(f"{name}, incumbent", (r.incumbent[name] for r in records), dashed=True),
+            line(name, (r.setting.get(name, math.nan) for r in records)),
+            line(f"{name}, incumbent", (r.incumbent.get(name, math.nan) for r in records), dashed=True),
         )
     ]
     panels = [

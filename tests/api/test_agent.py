@@ -25,6 +25,21 @@ from phalanx.types import torch_dtype
 ROWS = 3
 
 
+class Refusing:
+    """A reader that finds fault with the second of several observations."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def count(self, observation: Any) -> int | None:
+        return self.reader.count(observation)
+
+    def write(self, observation: Any, row: int | None, frame: np.ndarray) -> None:
+        self.reader.write(observation, row, frame)
+        if row == 1:
+            raise UserError("the second is no observation")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that several tests look at, by what they are of."""
@@ -114,6 +129,34 @@ def test_observations_of_another_shape_are_refused(runs, shape):
         phalanx.load(runs["vector"]).act(np.zeros(shape))
 
 
+def test_chance_goes_on_from_episode_to_episode(runs):
+    """Else all episodes of a user's loop would be one."""
+    episodes = []
+    for _ in range(2):
+        agent = phalanx.load(runs["stack"], seed=4)
+        episodes.append([])
+        for _ in range(3):
+            agent.reset()
+            episodes[-1].append([agent.act(np.zeros((1, 10, 5), np.uint8)) for _ in range(30)])
+    assert episodes[0] == episodes[1]  # that of another agent of the same seed
+    assert len({tuple(episode) for episode in episodes[0]}) == 3
+
+
+def test_an_observation_that_is_refused_changes_nothing(runs):
+    agent = phalanx.load(runs["stack"])
+    frames = np.full((2, 1, 10, 5), 3, np.uint8)
+    agent.act(frames)
+    before = agent._stacks.clone(), agent._history.clone()
+    for refused in ({"observation": frames, "first": [True] * 3}, {"observation": np.zeros((3, 1, 10, 5), np.uint8)}):
+        with pytest.raises(UserError):
+            agent.act(**refused)
+    agent._reader, reader = Refusing(agent._reader), agent._reader
+    with pytest.raises(UserError, match="the second"):
+        agent.act(frames + 1)
+    agent._reader = reader
+    assert torch.equal(agent._stacks, before[0]) and torch.equal(agent._history, before[1])
+
+
 def test_what_is_no_flag_of_each_environment_is_refused(runs):
     agent = phalanx.load(runs["vector"])
     with pytest.raises(UserError, match=r"first has shape \(3,\), but must be \(2,\)"):
@@ -178,6 +221,8 @@ def test_batches_of_composed_spaces_are_told_by_their_parts():
     assert rows_in(space, single) is None and rows_in(space, batch) == 4
     row = row_of(space, batch, 2)
     assert rows_in(space, row) is None and row["b"][0] == 2
+    listed = row_of(space, {"a": [[1, 1]] * 4, "b": [[0, 1, 2, 0], [[0, 0]] * 4]}, 2)  # as JSON gives it
+    assert listed == {"a": [1, 1], "b": (2, [0, 0])}
     with pytest.raises(UserError, match="lacks parts of"):
         rows_in(space, {"a": np.ones(2)})
     with pytest.raises(UserError, match="parts of the observation are of different numbers"):

@@ -133,13 +133,13 @@ def test_a_server_without_parameters_lets_wait_until_it_is_given_some():
 def test_steps_that_are_not_there_are_not_read():
     standby = standby_of(version=44)
     server = server_of(standby, quorum=1)
-    assert server.read(43, -1, False) == (-1, None)
+    assert server.read(43, False) == (-1, None)
     server.push(0, 0, 44, 1.0, 0.0, ONES)
-    assert server.read(44, -1, False)[0] == 44
+    assert server.read(44, False)[0] == 44
     server.push(0, 1, 46, 1.0, 0.0, ONES)  # the others are further: 45 is passed over, and step 46 is made
     assert server.version() == 47
-    assert server.read(46, -1, False)[1].tolist() == [-1.0] * SIZE
-    assert server.read(45, -1, False) == (-1, None)
+    assert server.read(46, False)[1].tolist() == [-1.0] * SIZE
+    assert server.read(45, False) == (-1, None)
 
 
 def test_what_a_standby_keeps_can_be_read_without_torch():
@@ -167,3 +167,13 @@ def test_the_memory_of_workers_that_are_gone_is_given_back():
     assert server.shard.version == 20
     assert len(server.blocks) <= 2
     assert alive.address in server.blocks
+
+
+def test_a_step_that_a_lower_quorum_ends_is_copied_when_it_is_due():
+    """Nobody may push at that moment who would do it, and all would wait for it."""
+    standby = standby_of()
+    server = server_of(standby, quorum=2, snapshot_every=1)
+    assert server.push(0, 1, 0, 1.0, 0.0, ONES).verdict is Verdict.WAITING
+    server.set_quorum(1)
+    assert server.shard.version == standby.kept(0)["version"] == 1
+    assert server.shard.limit == 2

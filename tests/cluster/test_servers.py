@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from phalanx.cluster import janitor
 from phalanx.config import OptimizerConfig
 from phalanx.parameters.client import ShardedStore, states_of
 from phalanx.parameters.flat import FlatParameters
@@ -164,10 +166,14 @@ def test_a_server_that_is_killed_comes_back_and_its_workers_go_on(servers):
     began = 8 - lost
     assert near.shards.came_back == {1: f"parameter server 1 died and came back with update {began}; {lost} are lost"}
     assert far.shards.came_back[1].endswith(f"; at least {lost} are lost")
-    values = ray.get(servers.handles[1].read.remote(None, -1, False))[1]
+    values = ray.get(servers.handles[1].read.remote(None, False))[1]
     for store in (near, far):
         store.pull(store.parameters)
         assert store.parameters.flat[servers.parts[1]].tolist() == values.tolist()
+    successor = ray.get(servers.handles[1].describe.remote()).block.process
+    mark = f"{janitor.MARK}=".encode()
+    assert mark in Path(f"/proc/{successor}/environ").read_bytes()  # it was born in Ray, long after Ray was started
+    assert janitor.MARK not in os.environ
 
 
 def test_a_push_that_is_sent_again_counts_once(servers):

@@ -7,10 +7,11 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cluster import engine
+from phalanx.cluster import engine, janitor
 from phalanx.cluster.engine import STORE, store_directory
 from phalanx.errors import UserError
 from rayrun import RayRun, ray_directories
@@ -38,6 +39,23 @@ def test_the_object_store_lies_where_there_is_room(monkeypatch, tmp_path):
     free[str(tmp_path)] = STORE
     with pytest.raises(UserError, match="has 160 MiB free for Ray's object store"):
         store_directory(str(tmp_path))
+
+
+def test_only_what_ray_starts_is_marked_for_the_janitor(monkeypatch):
+    """It ends all that is, and the run's own processes, such as trackers, may outlive Ray."""
+    pytest.importorskip("ray")
+    marks = []
+    ray = SimpleNamespace(init=lambda **_: marks.append(os.environ[janitor.MARK]), shutdown=lambda: None)
+    with engine._local(ray):
+        assert marks and janitor.MARK not in os.environ
+    assert not os.path.exists(marks[0])
+
+    def no_room(directory):
+        raise UserError("there is no room")
+
+    monkeypatch.setattr(engine, "store_directory", no_room)
+    with pytest.raises(UserError, match=r"^there is no room$"), engine._local(ray):
+        pass
 
 
 @pytest.mark.slow

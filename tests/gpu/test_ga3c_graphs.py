@@ -13,6 +13,8 @@ from node_runs import PATIENCE, Driven, experiment_of
 
 from phalanx.config import AtariConfig, ModelConfig, ToyConfig
 from phalanx.replica.node import Node
+from phalanx.runs.checkpoint import Checkpoints
+from phalanx.runs.keeper import as_snapshot, as_state
 from phalanx.topologies import ga3c
 
 pytestmark = pytest.mark.gpu
@@ -64,6 +66,25 @@ def test_graphs_agree_with_eager(name, env, min_batch):
     difference = float((ours[0] - theirs[0]).abs().max())
     print(f"greatest difference of a parameter: {difference:.2e}")
     assert difference < TOLERANCE
+
+
+def test_a_resumed_node_learns_from_old_segments_beside_new_ones(tmp_path):
+    """Checkpoints are read into the host's memory."""
+    experiment = experiment_of(agents=3, each=2, min_batch=22)
+    with node_of(experiment, True) as node:
+        drive = Driven(node)
+        drive.run(17)
+        drive.predict()
+        snapshot = node.snapshot()
+    assert snapshot.replicas[0]["node"]["queue"]
+    checkpoints = Checkpoints(tmp_path, keep=1, report=pytest.fail)
+    checkpoints.write(snapshot.weights, as_state(snapshot), snapshot.clocks.steps, score=None)
+    loaded = checkpoints.load()
+    with node_of(experiment, True) as node:
+        node.restore(as_snapshot(loaded.weights, loaded.state), tmp_path)
+        assert {segment.frames.device.type for segment in node.queue.segments} == {"cuda"}
+        Driven(node).run(10)
+        assert node.progress.updates > snapshot.clocks.updates
 
 
 @pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch"])

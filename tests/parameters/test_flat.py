@@ -133,3 +133,21 @@ def test_rounded_copies_follow_loaded_parameters() -> None:
     model = small_model()
     FlatParameters(model, rounded=large_layers(model)).load(saved)
     assert torch.equal(model.torso.dense.weight, saved["torso.dense.weight"].bfloat16())
+
+
+@pytest.mark.parametrize("change", ["refresh", "load"])
+def test_parameters_that_change_within_autocast_are_seen_at_once(change: str) -> None:
+    """Autocast keeps what it has rounded until its end; a poll within a rollout comes before that."""
+    model, fresh = small_model(), small_model()
+    flat, other = FlatParameters(model, rounded=large_layers(model)), FlatParameters(fresh)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = run(model)
+        other.flat.add_(torch.randn(len(other.flat), generator=torch.Generator().manual_seed(2)), alpha=0.05)
+        if change == "load":
+            flat.load(other.named_tensors())
+        else:
+            flat.flat.copy_(other.flat)
+            flat.refresh()
+        after = run(model)
+    for was, ours, theirs in zip(before, after, run(fresh, bfloat16=True), strict=True):
+        assert torch.equal(ours, theirs) and not torch.equal(ours, was)

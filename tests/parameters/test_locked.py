@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from phalanx.config import OptimizerConfig
+from phalanx.parameters.client import ShardedStore, ShardsHere
 from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.followed import FollowedParameters
 from phalanx.parameters.local import LocalStore
 from phalanx.parameters.locked import LockedStore, SharedParameters
-from phalanx.parameters.rules import make_rule
+from phalanx.parameters.rules import SGD, make_rule
+from phalanx.parameters.shards import ParameterShard
 from phalanx.types import Gradient
 
 
@@ -72,3 +75,28 @@ def test_on_a_gpu_each_turn_waits_for_the_one_before(monkeypatch):
         told.clear()
         getattr(locked, name)(*arguments)
         assert told == ["wait", name, "record"]
+
+
+def test_who_follows_servers_finds_newer_parameters_after_a_slice_has_fallen_back():
+    """As when a server dies with its standby: predictors know newer parameters by their version."""
+    servers = [ParameterShard(torch.zeros(500), SGD(0.0)) for _ in range(2)]
+    beginning = servers[1].state()
+
+    def connect(parameters: FlatParameters) -> ShardedStore:
+        return ShardedStore(ShardsHere(servers), parameters, SGD(0.0), lambda flat: flat.norm())
+
+    shared = FollowedParameters(vector(), connect)
+    trainer, predictor, acting = shared.store_of(vector()), shared.store_of(shared.parameters), vector()
+
+    def push(times: int) -> None:
+        for _ in range(times):
+            trainer.push(Gradient(torch.full((1000,), -1.0), torch.tensor(0.0), 0), 1.0)
+
+    push(20)
+    assert (shared.newest(), predictor.pull(acting)) == (20, 20)
+    servers[1].restore(beginning)
+    push(3)
+    assert shared.newest() == 22  # the first of them is not told from what was lost
+    predictor.pull(acting)
+    lengths = [part.stop - part.start for part in shared.follower.shards.parts]
+    assert acting.flat.tolist() == [23.0] * lengths[0] + [3.0] * lengths[1]

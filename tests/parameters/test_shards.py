@@ -275,6 +275,24 @@ def test_a_shard_that_comes_back_from_an_older_copy_goes_on():
     assert torch.equal(store.parameters.flat[store.shards.parts[1]], successor.values)
 
 
+def test_a_shard_that_falls_far_back_does_not_stop_the_count():
+    """It came back from a checkpoint, without its standby: schedules go on, and so do those who look for newer ones."""
+    config = OptimizerConfig(rule="sgd", clip="none")
+    begun = FlatParameters(network()).flat
+    shards = [ParameterShard(begun[part], PLAIN) for part in cut(len(begun), 2)]
+    beginning = shards[1].state()
+    ours, theirs = stores_of(shards, 2, config)
+    for _ in range(50):
+        ours.push(gradient_of(torch.ones(len(begun))), 0.1)
+    theirs.pull(theirs.parameters)
+    shards[1].restore(beginning)
+    assert ours.pull(ours.parameters) == 50
+    assert [ours.push(gradient_of(torch.ones(len(begun))), 0.1) for _ in range(3)] == [51, 52, 53]
+    assert [shard.version for shard in shards] == [53, 3]
+    assert theirs.pull(theirs.parameters) == 50  # it has not seen when the other fell, and counts from what it knew
+    assert theirs.push(gradient_of(torch.ones(len(begun))), 0.1) == 51
+
+
 def test_a_quorum_shard_that_comes_back_numbers_its_steps_like_the_others():
     shards = [QuorumShard(torch.zeros(16), PLAIN, quorum=1) for _ in range(2)]
     copy = shards[1].state()
@@ -328,6 +346,9 @@ def test_outliers_are_refused_after_a_warm_up_and_accepted_if_they_last():
     assert sum(guard.refuses(value) for value in usual) <= 1
     assert guard.refuses(3.0) and guard.refuses(-3.0)
     assert not all(guard.refuses(3.0) for _ in range(100))
+    at_once = LossGuard(multiple=4.0, warm_up=0)
+    assert not at_once.refuses(1.0) and not at_once.refuses(1.1)  # one loss has no deviation
+    assert at_once.refuses(9.0)
 
 
 def test_the_gradient_of_an_outlier_is_not_sent():

@@ -177,6 +177,21 @@ def test_a_pause_that_is_interrupted_before_it_begins_leaves_the_gate_open(crews
     assert not crews.gate.is_shut
 
 
+def test_a_checkpoint_in_a_pause_does_not_end_it(crews):
+    crew = crews()
+    crew.resize(2)
+    until(lambda: all(hand.turns for hand in crew.hands))
+    crews.gate.close(PATIENCE)
+    turns = [hand.turns for hand in crew.hands]
+    with crews.gate.shut(PATIENCE):
+        pass
+    assert crews.gate.is_shut
+    time.sleep(0.02)
+    assert [hand.turns for hand in crew.hands] == turns
+    crews.gate.open()
+    until(lambda: all(hand.turns > then for hand, then in zip(crew.hands, turns, strict=True)))
+
+
 def test_they_end_though_the_gate_is_shut(crews):
     crew = crews()
     crew.resize(3)

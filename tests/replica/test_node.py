@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from node_runs import Driven, experiment_of, node_of
@@ -22,7 +23,7 @@ def driven(experiment, graphs, turns):
     with node_of(experiment, graphs, pytest.fail) as node:
         Driven(node).run(turns)
         graphs_made = len(node.predictors.hands[0].inference.launches) if graphs else 0
-        numbers = node.trainers.hands[0].take_numbers()
+        numbers = node.trainers.hands[0].take_numbers()[:2]
         return node.parameters.flat.clone(), node.progress, numbers, graphs_made
 
 
@@ -106,3 +107,35 @@ def test_a_resumed_node_goes_on_as_if_it_had_not_stopped(tmp_path):
     ours, theirs = (kept[2].replicas[0]["node"] for kept in (whole, again))
     assert same(ours["games"]["open"], theirs["games"]["open"])
     assert same(ours["queue"], theirs["queue"])
+    del snapshot.replicas[0]["node"]["games"]["open"]["played"]  # as checkpoints were before it was counted
+    with node_of(experiment) as node:
+        node.segments.device = torch.device("meta")  # in the place of a GPU
+        node.restore(snapshot, Path(tmp_path))
+        assert {segment.frames.device.type for segment in node.queue.segments} == {"meta"}
+        assert np.isnan(node.segments.played).all()
+
+
+def test_numbers_of_trainers_that_logged_different_things_are_all_told():
+    experiment = experiment_of(agents=1)
+    with node_of(experiment) as node:
+        Driven(node, trainers=2)
+        for trainer, logged in zip(node.trainers.hands, ({"loss": 1.0}, {"loss": 3.0, "late": 5.0}), strict=True):
+            trainer.learner.metrics.add(logged)
+            trainer.learner.timing.add("learn", 0.5)
+        report = node.iterate(0.0)
+        assert report.metrics == {"loss": 2.0, "late": 5.0}
+        assert report.seconds["learn"] == 1.0
+        with node.trainers.hands[0].learning:  # during an update nothing of it is taken
+            node.trainers.hands[0].learner.timing.add("learn", 0.5)
+            assert node.iterate(0.0).seconds["learn"] == 0.0
+        assert node.iterate(0.0).seconds["learn"] == 0.5
+
+
+def test_only_agents_that_wait_for_room_are_held():
+    """All end a segment at once, in more than one forward."""
+    experiment = experiment_of(agents=4, horizon=1, prediction_batch=2, queue=100)
+    with node_of(experiment) as node:
+        drive = Driven(node)
+        for _ in range(6):
+            drive.predict()
+            assert node.questions.held == 0

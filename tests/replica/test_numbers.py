@@ -18,8 +18,10 @@ CPU = Compute(torch.device("cpu"))
 
 
 @contextmanager
-def replica_of(name, length=None, overlap=False, **sampler):
+def replica_of(name, length=None, algorithm=None, **sampler):
     experiment = preset(name)
+    algorithm = dataclasses.replace(experiment.algorithm, **(algorithm or {}))
+    experiment = dataclasses.replace(experiment, algorithm=algorithm)
     if length is not None:
         experiment = dataclasses.replace(
             experiment,
@@ -56,16 +58,18 @@ def test_lengths_go_on_where_a_run_is_resumed():
     assert sum(map(len, expected)) > 4
 
 
-def test_epsilon_is_the_one_that_the_policy_explores_with():
-    with replica_of("dqn-catch") as replica:
-        told = [replica.iterate().numbers["epsilon"] for _ in range(4)]
-        explored = []
+@pytest.mark.parametrize("clock", ["steps", "updates", "episodes"])
+def test_epsilon_is_the_one_that_the_policy_explores_with(clock):
+    algorithm = {"epsilon_clock": clock, "epsilon_length": 1_000, "learning_starts": 32}
+    with replica_of("dqn-catch", algorithm=algorithm) as replica:
         policy = replica.collector.buffers[0].policy
-        for rollout in range(1, 5):
-            policy.begin(dataclasses.replace(replica.progress, steps=32 * rollout))
+        told, explored = [], []
+        for _ in range(4):
+            told.append(replica.iterate().numbers["epsilon"])
+            policy.begin(replica.progress)
             explored.append(float(policy.now))
     assert told == pytest.approx(explored)
-    assert told == sorted(told, reverse=True) and told[0] < 1
+    assert told == sorted(told, reverse=True) and told[-1] < 1
 
 
 @pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch"])

@@ -3,6 +3,7 @@ are done early with a rollout begin the next, which changes nothing but the time
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from phalanx.bench.machine import running_replica
-from phalanx.config import AtariConfig, ModelConfig, SynchronousConfig
+from phalanx.config import AsynchronousConfig, AtariConfig, ModelConfig, SynchronousConfig
 from phalanx.config.presets import preset
 from phalanx.errors import UserError
+from phalanx.parameters.local import LocalStore
+from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.replay import memory
 from phalanx.replica.build import make_replica
 from phalanx.runtime.device import Compute
@@ -229,3 +232,43 @@ def test_a_bench_that_cannot_begin_leaves_no_worker_behind(monkeypatch):
         pass
     (workers,) = closed
     assert workers and all(worker.poll() is not None for worker in workers)
+
+
+class Moving(LocalStore):
+    """A store with others behind it: each pull brings other parameters."""
+
+    def pull(self, parameters):
+        self.version += 1
+        noise = torch.randn(parameters.flat.shape, generator=torch.Generator().manual_seed(self.version))
+        parameters.flat.add_(noise, alpha=0.02)
+        parameters.refresh()
+        return self.version
+
+
+def moving_store(experiment, parameters):
+    return Moving(parameters, make_rule(experiment.optimizer), make_clip(experiment.optimizer, []))
+
+
+@pytest.mark.parametrize("torso", ["mlp", "fitted"])
+def test_after_a_poll_actions_are_chosen_by_the_new_parameters_alone(monkeypatch, torso):
+    """In bfloat16 weights are rounded once for a whole rollout; what was rounded before a poll is not used after it."""
+    experiment = preset("a2c-catch")
+    experiment = dataclasses.replace(
+        change(experiment, environments=4, horizon=8, decorrelation=0),
+        model=dataclasses.replace(experiment.model, torso=torso),
+        topology=AsynchronousConfig(replicas=1, poll_every=2),
+    )
+    compute = Compute(torch.device("cpu"), bfloat16=True)
+
+    def collected():
+        with serial.make_envs(experiment, compute, print) as envs:
+            replica = make_replica(experiment, envs, compute, print, moving_store)
+            replica.iterate()
+            return replica.experience.take()
+
+    rounded_once = collected()
+    monkeypatch.setattr(Compute, "casting_weights_once", lambda self: contextlib.nullcontext())
+    rounded_each_time = collected()
+    assert len(rounded_once.version.unique()) == 4
+    for name, values in rounded_each_time.tensors().items():
+        assert torch.equal(rounded_once.tensors()[name], values), name

@@ -1,4 +1,4 @@
-"""The idle team: it comes and goes, and changes no number."""
+"""Idle teams: they come and go, and change no number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.runtime.waits import SleepAtOnce
+from phalanx.runtime.waits import SleepAtOnce, idle_teams
 
 
 @pytest.fixture
@@ -19,15 +19,25 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_the_idle_team_comes_and_goes_and_changes_no_bit(two_threads: None) -> None:
+@pytest.mark.parametrize("cores", [2, 4])
+def test_idle_teams_come_and_go_and_change_no_bit(two_threads: None, cores: int) -> None:
     torch.manual_seed(0)
     images, network = torch.rand(8, 4, 40, 40), torch.nn.Conv2d(4, 16, 8, 4)
-    expected, sleep_at_once = network(images), SleepAtOnce()
+    expected, sleep_at_once = network(images), SleepAtOnce(cores)
     tasks = Path("/proc/self/task")
-    threads = set(tasks.iterdir())
+    before = set(tasks.iterdir())
     for on in (True, True, False, False, True, False):
         sleep_at_once.switch(on)
         assert sleep_at_once.is_on == on == any(thread.name == "idle team" for thread in threading.enumerate())
         assert torch.equal(network(images), expected) and torch.get_num_threads() == 2
         if on:
-            assert len(set(tasks.iterdir()) - threads) == 2  # the thread, and the one other of its team
+            assert len(set(tasks.iterdir()) - before) == 2 * idle_teams(cores, 2)
+
+
+def test_there_are_more_threads_than_cores() -> None:
+    for cores in range(1, 70):
+        for threads in range(2, 70):
+            teams = idle_teams(cores, threads)
+            assert teams >= 1 and threads + teams * (threads - 1) > cores
+            assert teams == 1 or threads + (teams - 1) * (threads - 1) <= cores  # none too many
+    assert idle_teams(16, 1) == 0

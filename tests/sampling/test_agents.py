@@ -237,6 +237,11 @@ class TestState:
             with Agents(LedgerFactory(), 3) as agents:
                 agents.restore(state)
                 assert check(drive(agents, 3)) == []
+        told = []
+        state["slots"][1]["env"]["unsaved"] = 70  # its episode was too long to be kept
+        with Agents(LedgerFactory(), 3, report=told.append) as agents:
+            agents.restore(state)
+        assert len(told) == 1 and told[0].startswith("the episodes of environments [1] were too long")
 
     @pytest.mark.parametrize("moment", ["before it is asked", "when it is asked"])
     def test_of_one_that_dies_meanwhile_is_that_of_its_successor(self, moment):
@@ -268,6 +273,7 @@ class TestState:
             ask = agents._ask_all
 
             def killing(kind, questions):
+                monkeypatch.setattr(agents, "_ask_all", ask)
                 kill(agents, 2)
                 agents.workers[2].process.wait(timeout=PATIENCE)
                 return ask(kind, questions)

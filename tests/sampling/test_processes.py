@@ -58,17 +58,23 @@ def test_atari_trajectories_equal_serial_ones(game):
 def test_state_and_restore_with_another_number_of_workers():
     factory = MakeEnv(ToyConfig("counter", length=5), seed=3)
     first = ProcessEnvs(factory, 2, 2, 2)
-    second = ProcessEnvs(factory, 4, 1, 2)
+    told = []
+    second = ProcessEnvs(factory, 4, 1, 2, report=told.append)
     try:
         play(first, 13)
         second.recv(0), second.recv(1)
-        second.restore(first.state())
+        state = first.state()
+        second.restore(state)
+        assert told == []
         for group in (0, 1):
             for envs in (first, second):
                 envs.send(group, np.zeros(2, np.int64))
             ours, theirs = first.recv(group), second.recv(group)
             assert np.array_equal(ours.observation, theirs.observation)
             assert np.array_equal(ours.terminated, theirs.terminated)
+        state["slots"][1]["env"]["unsaved"] = 70  # its episode was too long to be kept
+        second.restore(state)
+        assert len(told) == 1 and told[0].startswith("the episodes of environments [1] were too long")
     finally:
         first.close()
         second.close()

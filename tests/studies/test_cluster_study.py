@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from phalanx.cli.main import main
+from phalanx.config import PPOConfig, SamplerConfig
 from phalanx.config.presets import preset
-from phalanx.studies.cluster import why
+from phalanx.studies.cluster import given, why
 from phalanx.studies.events import Cluster
 from phalanx.studies.times import measure_server, measure_worker, worker_of
 
@@ -59,8 +61,37 @@ def test_what_is_not_given_is_measured():
     assert worker.act > 0 and worker.learn > 0 and worker.size == 7619
     assert worker.points == experiment.algorithm.batch_size
     assert worker.gradients == own.algorithm.updates_per_rollout(own.sampler.rollout_steps)
+    assert worker == given(experiment, worker.act, worker.learn)
     server = measure_server(experiment.optimizer)
     assert 0 < server.copy < server.apply < 1e-6 and server.take < 1e-6
+
+
+PPO_ON_CATCH = dataclasses.replace(
+    preset("dba3c-catch"),
+    algorithm=PPOConfig(epochs=2, minibatches=4),
+    sampler=SamplerConfig(environments=8, horizon=12),
+)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "simulators", "points", "gradients"),
+    [
+        (preset("dba3c"), 7, 35, 1),  # segments of 5 steps, until there are 32
+        (preset("dba3c-local"), 8, 64, 64),  # four epochs of 16 minibatches of 1,024 steps
+        (PPO_ON_CATCH, 3, 9, 8),
+    ],
+    ids=["a2c", "ppo", "ppo in small"],
+)
+def test_a_worker_of_dba3c_learns_from_whole_segments(experiment, simulators, points, gradients):
+    """However many simulators it has."""
+    worker = given(experiment.validate(), 0.1, 0.1)
+    assert (worker.points, worker.gradients) == (points, gradients)
+    assert worker_of(experiment.validate()).sampler.environments == simulators
+
+
+def test_a_rollout_of_ppo_makes_many_gradients():
+    worker = measure_worker(PPO_ON_CATCH.validate(), 0.2)
+    assert worker == given(PPO_ON_CATCH.validate(), worker.act, worker.learn)
 
 
 @pytest.mark.slow

@@ -69,10 +69,12 @@ def crew(experiment, count):
             )
             workers.append(Worker(order))
             stack.enter_context(workers[-1].open)
-        yield servers, workers
-        for server in servers:  # whoever waits for a step is let go, so that threads end
-            if isinstance(server, QuorumShard):
-                server.set_quorum(1)
+        try:
+            yield servers, workers
+        finally:
+            for server in servers:  # whoever waits for a step is let go, so that threads end
+                if isinstance(server, QuorumShard):
+                    server.set_quorum(1)
 
 
 def go_on(workers, until):
@@ -103,7 +105,8 @@ def test_workers_make_every_step_together_and_hold_the_same_bits():
         scores = [score for of_one in told for done in of_one for score in done.report.scores]
         steps = sum(done.own.steps for done in last)
         assert steps >= 60 * 2 * experiment.topology.batch * 0.9
-        assert len(scores) == sum(done.own.episodes for done in last) > 10
+        unreported = sum(done.own.episodes for done in last) - len(scores)  # of games that ended while it was made
+        assert 0 <= unreported <= experiment.sampler.environments and len(scores) > 10
         lags = sum((done.report.lags for of_one in told for done in of_one), Counter())
         assert 0 <= min(lags) <= max(lags) <= 2  # a batch in the queue, and one that is learnt from
         values, state = workers[1].whole()  # while they go on: all of it of one step

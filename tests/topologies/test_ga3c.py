@@ -16,6 +16,7 @@ import torch
 from node_runs import PATIENCE, experiment_of, node_of
 
 from phalanx.replica import node as node_module
+from phalanx.runs.keeper import holds_games
 from phalanx.topologies import ga3c
 from whole_runs import descendants, newest, records, same
 
@@ -202,11 +203,10 @@ def test_it_ends_from_every_state_and_leaves_nothing(monkeypatch, state):
     """Threads that did not end in the time they are given would still be there."""
     fault = FaultyFactory("hang", culprit=1, at=6, always=True) if state == "an agent hangs" else LedgerFactory()
     monkeypatch.setattr(ga3c, "MakeEnv", lambda *arguments: fault)
-    before = set(descendants(os.getpid()))
+    before, threads = set(descendants(os.getpid())), set(threading.enumerate())
     with node_of(experiment_of(agents=4, queue=3, rule="sgd")) as node:
         STATES[state](node)
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("predictor", "trainer"))]
+    assert set(threading.enumerate()) <= threads
     assert set(descendants(os.getpid())) <= before
 
 
@@ -235,8 +235,17 @@ def test_catch_is_learnt_and_recorded(train, tmp_path, preset, flags):
     assert {"queue_prediction", "queue_training", "held", "lag_max"} <= set(last)
 
 
-def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path):
-    flags = ("a2c-catch", *FEW, "--sampler.environments", 4, "--sampler.horizon", 5, "--topology.queue", 3)
+def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path, monkeypatch):
+    """And its games go on: nothing is played at random before they do."""
+    make_agents, seen = ga3c.make_agents, []
+
+    def noted(experiment, *arguments):
+        seen.append((experiment.sampler.decorrelation, experiment.run.seed))
+        return make_agents(experiment, *arguments)
+
+    monkeypatch.setattr(ga3c, "make_agents", noted)
+    size = ("--sampler.environments", 4, "--sampler.horizon", 5, "--sampler.decorrelation", 20)
+    flags = ("a2c-catch", *FEW, *size, "--topology.queue", 3)
     often = ("--run.checkpoint-updates", 150, "--run.keep-checkpoints", 99)
     assert train(*flags, *often, steps=2000) == 0
     first = newest(tmp_path / "run")
@@ -244,6 +253,10 @@ def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path):
     assert resume("--run.steps", 4001, "--topology.predictors", 1, "--topology.trainers", 3) == 0
     again = newest(tmp_path / "run")
     assert again.steps == 4001
+    (before, seed), after = seen
+    assert before == 20 and after == (0, seed)
+    assert not holds_games(experiment_of(agents=4, horizon=6), again.state["replicas"][0])  # of another size
+    assert holds_games(experiment_of(agents=4), again.state["replicas"][0])
     assert not same(first.weights, again.weights)
     clocks = again.state["clocks"]
     assert clocks["updates"] == clocks["version"] > first.state["clocks"]["updates"]

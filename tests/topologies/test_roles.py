@@ -121,3 +121,16 @@ def test_catch_is_learnt_in_both_layouts(actors, learners, algorithm):
         assert pushes == pytest.approx(worth, rel=0.05)
     finally:
         fleet.close()
+
+
+def test_learning_begins_when_all_parts_are_full_even_if_they_do_not_make_the_whole_memory():
+    """500 steps for three actors of two environments each are 166 for each of them."""
+    algorithm = {"replay_size": 500, "learning_starts": 500}
+    experiment = experiment_of("gorila-catch", layout(3, 1), 2_000, algorithm, environments=6)
+    fleet = Fleet(experiment)
+    try:
+        fleet.run(800)
+        assert sum(replay.holding().rows for replay in fleet.replays) == 498
+        assert fleet.counts[3]["pushes"] > 0
+    finally:
+        fleet.close()

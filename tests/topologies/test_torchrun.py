@@ -13,6 +13,13 @@ from typing import Any
 
 import pytest
 
+from phalanx.config.presets import preset
+from phalanx.errors import RunError
+from phalanx.replica.build import make_replica
+from phalanx.runtime.device import choose_compute
+from phalanx.runtime.group import PeerLost
+from phalanx.topologies import serial
+from phalanx.topologies.torchrun import Leader
 from whole_runs import descendants, newest, records, same
 
 FLAGS = ("--run.threads", "1", "--run.precision", "float32", "--sampler.decorrelation", "10")
@@ -102,6 +109,39 @@ def test_the_end_of_the_launcher_is_the_end_of_all_with_a_checkpoint(tmp_path):
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class OthersGone:
+    """The group of rank 0, and its job, after rank 1 has died."""
+
+    size, group = 2, property(lambda self: self)
+    launch = group
+
+    def object_of(self, source: int, own: Any = None) -> Any:
+        raise PeerLost("connection closed")
+
+    objects = object_of
+
+    def roll_call(self) -> str:
+        return "rank 1 died"
+
+
+@pytest.mark.parametrize("what", ["iterate", "snapshot", "restore", "dismiss"])
+def test_the_dead_one_is_named_whatever_rank_0_is_at(what):
+    """And not as if it had died before the run began; what rank 0 has can be saved."""
+    experiment = preset("a2c-catch")
+    compute = choose_compute(experiment.run)
+    with serial.make_envs(experiment, compute, print) as envs:
+        replica = make_replica(experiment, envs, compute, print)
+        job: Any = OthersGone()
+        leader = Leader(job, replica)
+        own = replica.snapshot()
+        arguments = (own, Path()) if what == "restore" else ()
+        with pytest.raises(RunError, match="rank 1 died; the others end, too: resume the run"):
+            getattr(leader, what)(*arguments)
+        snapshot = leader.snapshot(with_envs=False)
+        assert same(snapshot.weights, own.weights) and len(snapshot.replicas) == 2
+        leader.dismiss()  # nobody is there to be told
 
 
 def test_a_run_without_a_name_is_refused(tmp_path):

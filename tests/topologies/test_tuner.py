@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from node_runs import experiment_of
 
-from phalanx.topologies import tuner_history
+from phalanx.topologies import node_tuner, tuner_history
 from phalanx.topologies.plain_walk import PlainWalk
 from phalanx.topologies.tuner import Knob, Record, Tuner
 from phalanx.topologies.window import Reading, Window
@@ -344,10 +348,68 @@ def test_the_history_is_written_read_and_drawn(tmp_path):
     tuner_history.append(path, tuner.history[:10])
     tuner_history.append(path, tuner.history[10:])
     with path.open("a") as file:
-        file.write('{"time": 3')  # killed while it wrote
+        file.write('{"time": "late", "setting": 3}\n{"time": 3')  # killed while it wrote
     records = tuner_history.read(path)
     assert records == tuner.history and all(isinstance(record, Record) for record in records)
     picture = tuner_history.draw(records, "coupled", "segments/s")
     ElementTree.fromstring(picture)
     assert all(words in picture for words in ("agents, incumbent", "segments/s", "policy lag"))
     ElementTree.fromstring(tuner_history.draw([], "nothing", "steps/s"))
+    assert tuner_history.read(tmp_path / "nowhere") == []
+
+
+class NodeOfASystem:
+    """What a tuner sees of a node: nothing of it is there but its speed."""
+
+    def __init__(self, system: System, state: dict[str, Any] | None = None) -> None:
+        self.system, self.tuner_state = system, state
+        self.questions, self.queue = SimpleNamespace(held=0), Places()
+
+    def resize(self, **setting: int) -> None:
+        self.setting = setting
+
+    def segments_learnt(self) -> float:
+        return self.system.count
+
+    def idle_shares(self) -> tuple[float, float]:
+        return 0.5, 0.5
+
+
+class Places(list[int]):
+    bound = 10
+
+
+@pytest.mark.parametrize("kind", ["measured", "walk"])
+def test_a_resumed_run_goes_on_with_its_tuner_and_with_its_history(kind, monkeypatch, tmp_path):
+    """From a checkpoint that is older than the last lines of the history."""
+    experiment = experiment_of(agents=2, tuner=kind, tuner_window=WINDOW, max_agents=100)
+    system, drawn, draw = System(coupled, 0.05, 0), [], tuner_history.draw
+    monkeypatch.setattr(node_tuner, "time", SimpleNamespace(monotonic=lambda: system.now))
+    monkeypatch.setattr(
+        tuner_history, "draw", lambda records, *words: drawn.append(len(records)) or draw(records, *words)
+    )
+
+    def tune(state, windows):
+        node = NodeOfASystem(system, state)
+        tuner = node_tuner.NodeTuner(experiment, node, tmp_path)
+        first, states = dict(node.setting), []
+        while len(tuner.tuner.history) < windows:
+            system.now += WINDOW / 4
+            system.count += coupled(**node.setting) * WINDOW / 4
+            before = len(tuner.tuner.history)
+            tuner.look(SimpleNamespace(lags=Counter({1: 2})))
+            if len(tuner.tuner.history) > before:
+                assert node.tuner_state == {"kind": kind, **tuner.tuner.state()}
+                states.append(json.loads(json.dumps(node.tuner_state)))
+        return first, states, tuner.tuner.history
+
+    _, states, _ = tune(None, 30)
+    system.now, system.count = 5.0, 0.0  # another process
+    first, _, history = tune(states[-5], 20)
+    assert first == states[-5]["incumbent"]
+    records = tuner_history.read(tmp_path / "tuner.jsonl")
+    times = [record.time for record in records]
+    assert times == sorted(times) and len(times) == 50 == drawn[-1]
+    assert times[30] >= times[29] and records[30:] == history
+    other = {"measured": "walk", "walk": "measured"}[kind]
+    assert tune({**states[-1], "kind": other}, 0)[0] == {"agents": 2, "predictors": 2, "trainers": 2}

@@ -1,0 +1,158 @@
+"""What a fleet makes of its members' silence and death, without Ray: calls are answered here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from phalanx.cluster.post import EVALUATOR, WORKER, Post
+from phalanx.config.presets import preset
+from phalanx.errors import RunError, UserError
+from phalanx.parameters.client import Whole
+from phalanx.parameters.flat import FlatParameters
+from phalanx.runtime.share import WHOLE, Share
+
+pytest.importorskip("ray")
+
+from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayTaskError
+
+from phalanx.cluster import fleet as fleets
+from phalanx.cluster.fleet import CHIEF_TIMEOUT, LONGEST_EVALUATION, ROOM_SECONDS, Fleet
+from phalanx.runtime.child import START_TIMEOUT
+
+
+class Calls:
+    """Stands for Ray: a call is its own answer, an error is raised, None has not come yet."""
+
+    @staticmethod
+    def wait(calls, timeout):
+        return [call for call in calls if call != "none yet"], []
+
+    @staticmethod
+    def get(call, timeout):
+        if isinstance(call, Exception):
+            raise call
+        return call
+
+
+@pytest.fixture
+def fleet_of(monkeypatch):
+    """A fleet of two workers and an evaluator that have been started, but not heard of."""
+
+    def make(**topology):
+        experiment = preset("dba3c-catch")
+        experiment = dataclasses.replace(experiment, topology=dataclasses.replace(experiment.topology, **topology))
+        posts = [Post(WORKER, rank, "", Share(rank, 2)) for rank in range(2)] + [Post(EVALUATOR, 2, "", WHOLE)]
+        told = []
+        model = FlatParameters(nn.Linear(16, 1, bias=False))
+        fleet = Fleet(experiment=experiment, model=model, posts=posts, event=told.append, quorum=2)
+        fleet.servers = SimpleNamespace(set_quorum=lambda quorum: told.append(quorum))
+        for post in posts:
+            start(fleet, post)
+        return fleet, told
+
+    def start(fleet, post, experiment=None):
+        post.handle, post.arrival, post.begun, post.calls = SimpleNamespace(), "none yet", False, []
+        post.born = post.heard = time.monotonic()
+
+    monkeypatch.setattr(fleets, "ray", SimpleNamespace(wait=Calls.wait, get=Calls.get, kill=lambda handle: None))
+    monkeypatch.setattr(Fleet, "_start", start)
+    return make
+
+
+def ago(seconds):
+    return time.monotonic() - seconds
+
+
+def test_a_slow_start_does_not_end_a_run_that_needs_all_its_workers(fleet_of):
+    fleet, told = fleet_of(too_few="stop")
+    for post in fleet.posts:
+        post.born = post.heard = ago(ROOM_SECONDS + 1)
+    fleet._look_after_quorum()
+    fleet.posts[0].heard = ago(START_TIMEOUT + 1)
+    with pytest.raises(RunError, match="1 worker is alive, but a step needs the gradients of 2"):
+        fleet._look_after_quorum()
+    assert not told
+
+
+def test_nor_does_a_cluster_that_is_full_for_the_moment(fleet_of):
+    fleet, told = fleet_of(too_few="stop", address="head:1")
+    for post in fleet.posts:
+        post.born = post.heard = ago(10 * START_TIMEOUT)
+    fleet._replace_hung()
+    fleet._look_after_quorum()
+    assert told == [f"{name} waits for 1 free cores in the cluster" for name in ("worker 0", "worker 1", "evaluator 2")]
+    fleet.posts[0].arrival = "it is there"
+    fleet._replace_hung()
+    assert not fleet.posts[0].waits_for_room and fleet.posts[0].heard > ago(START_TIMEOUT)
+    fleet._look_after_quorum()
+    fleet.births = 1  # somebody has died
+    fleet.posts[1].begun = True
+    with pytest.raises(RunError, match="need"):
+        fleet._look_after_quorum()
+
+
+def test_a_run_that_may_go_on_with_fewer_does_so_soon(fleet_of):
+    fleet, told = fleet_of(too_few="lower")
+    fleet.posts[0].begun = True
+    fleet.posts[1].born = ago(ROOM_SECONDS + 1)
+    fleet._look_after_quorum()
+    assert told == ["1 worker is alive: a step takes the gradients of 1 from now on", 1]
+
+
+@pytest.mark.parametrize("address", ["", "head:1"])
+def test_a_member_that_has_a_process_and_never_gets_ready_is_replaced(fleet_of, address):
+    fleet, told = fleet_of(address=address)
+    limit = START_TIMEOUT + fleet.experiment.sampler.step_timeout
+    for post in fleet.posts:
+        post.arrival, post.born, post.heard = None, ago(9 * limit), ago(limit + 1)
+    fleet._replace_hung()
+    assert told == [f"worker {rank} died: no answer for {limit:g} s" for rank in range(2)]
+    fleet.posts[2].heard = ago(LONGEST_EVALUATION + 1)
+    fleet._replace_hung()
+    assert told[2:] == [f"evaluator 2 died: no answer for {LONGEST_EVALUATION:g} s"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"), [(UserError("no game is here"), "no game is here"), (ValueError("?"), "all of the traceback")]
+)
+def test_a_member_that_cannot_be_made_says_why(fleet_of, cause, words):
+    """In one sentence where there is one: another host may do better, so it is no end yet."""
+    fleet, told = fleet_of()
+    fleet.posts[0].calls = [RayTaskError("work", "all of the traceback", cause).as_instanceof_cause()]
+    assert fleet._hear(fleet.posts[0]) is None
+    assert told == [f"worker 0 died: {words}"]
+
+
+@pytest.mark.parametrize("error", [ObjectLostError("00" * 28, None, ""), NodeDiedError("its host is gone")])
+def test_a_chief_whose_host_is_gone_has_a_successor(fleet_of, error):
+    """Though the answer was made: it lay on the host."""
+    fleet, told = fleet_of()
+    answers = [error, {"values": torch.ones(16).numpy(), "version": 4, "rule": {}}]
+    for post, answer in zip(fleet.posts, answers, strict=False):
+        post.begun = True
+        post.handle.whole = SimpleNamespace(remote=lambda answer=answer: answer)
+    assert fleet._whole().state["version"] == 4
+    assert told[0].startswith("worker 0 died:") and told[1] == "worker 0 was the chief; worker 1 is from now on"
+
+
+def test_a_chief_that_gives_no_answer_is_passed_over(fleet_of):
+    fleet, told = fleet_of()
+    whole = {"values": torch.ones(16).numpy(), "version": 4, "rule": {}}
+    for post, answer in zip(fleet.posts, [GetTimeoutError(f"{CHIEF_TIMEOUT:g} s"), whole], strict=False):
+        post.begun = True
+        post.handle.whole = SimpleNamespace(remote=lambda answer=answer: answer)
+    assert fleet._whole().state["version"] == 4
+    assert told == ["worker 0, the chief, gives no answer; the next worker is the chief"]
+
+
+def test_a_checkpoint_does_not_count_back_when_a_server_did(fleet_of, monkeypatch):
+    fleet, _ = fleet_of()
+    fleet.version = 120
+    monkeypatch.setattr(fleet, "_whole", lambda: Whole(torch.zeros(16), {"version": 20, "rule": {}}))
+    assert fleet.snapshot().store["version"] == 120
