@@ -32,8 +32,10 @@ class NotFinite(RunError):  # noqa: N818
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name nobody knows, naming the nearest known ones."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names[:30])}"
+    by_small_letters = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_small_letters, n=3, cutoff=0.4)
+    listed = ", ".join([*names[:30], *(["..."] if len(names) > 30 else [])])
+    hint = f"did you mean {' or '.join(by_small_letters[each] for each in near)}?" if near else f"known are: {listed}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
 
 

@@ -39,11 +39,12 @@ GAME = "breakout"  # what is measured unless told otherwise
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Measure this machine beside its own limit; `phalanx bench gpu` measures all of it, with a GPU.
+    """Measure this machine beside its own limit.
     Flags of the preset follow: --sampler.environments 64."""
 
-    what: Literal["sampling", "training"]
-    """sampling: the emulator alone, workers alone, workers with a network. training: whole training."""
+    what: Literal["sampling", "training", "gpu"]
+    """sampling: the emulator alone, workers alone, workers with a network. training: whole training. gpu: all of it,
+    with a GPU; `phalanx bench gpu --help` has its options."""
     preset: str = "a2c"
     """For its network and batch sizes; `bench training ppo` is the same as --preset ppo."""
     game: str | None = None

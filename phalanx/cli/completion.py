@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from phalanx.cli.help import names
 from phalanx.cli.options import PRESET_COMMANDS, CompletionOptions
-from phalanx.config import TOPOLOGIES, Experiment
+from phalanx.config import TOPOLOGIES, AtariConfig, Experiment
 from phalanx.config.flags import choose_topology, parse_options
 from phalanx.config.presets import PRESETS, default_preset, preset
 from phalanx.errors import UserError
@@ -105,6 +107,8 @@ def _values(base: Experiment, flag: str) -> list[str]:
     """The values that a flag may have, where they are few."""
     if flag == "--topology":
         return list(TOPOLOGIES)
+    if flag == "--env.game" and isinstance(base.env, AtariConfig):
+        return _games()
     where, _, field = flag.removeprefix("--").replace("-", "_").rpartition(".")
     owner = getattr(base, where, None)
     hint: Any = get_type_hints(type(owner)).get(field) if dataclasses.is_dataclass(owner) else None
@@ -113,3 +117,11 @@ def _values(base: Experiment, flag: str) -> list[str]:
     if hint is bool:
         return ["True", "False"]
     return [str(value) for value in get_args(hint)] if get_origin(hint) is Literal else []
+
+
+def _games() -> list[str]:
+    """The ROMs beside the emulator, which is not imported for it."""
+    found = find_spec("ale_py")
+    if found is None or found.origin is None:
+        return []
+    return sorted(path.stem for path in (Path(found.origin).parent / "roms").glob("*.bin"))

@@ -15,8 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 from phalanx.config import TOPOLOGIES, AlgorithmConfig, C51Config, DQNConfig, Experiment, SerialConfig, experiment
 from phalanx.config.flags import parse_flags, parse_options
-from phalanx.config.own import own_hints, own_values
+from phalanx.config.own import own_hints, own_values, unread_fields
 from phalanx.config.presets import PRESETS, default_preset, preset
+from phalanx.given import spoken
 
 USUAL = (
     *("env.game", "env.id", "env.name", "model.torso", "algorithm.discount", "algorithm.entropy_coef"),
@@ -65,7 +66,7 @@ class PresetOptions:
     preset: str
     """Name of a preset; `default` is the one for this kind of machine."""
     topology: str | None = None
-    """Another way to run the pieces: serial, synchronous or asynchronous."""
+    """Another way to run the pieces: serial, synchronous, asynchronous, ga3c, gorila or dba3c."""
     debug: bool = False
     """Show the whole traceback of an error."""
 
@@ -125,13 +126,15 @@ def show(program: str, text: str, base: Experiment, everything: bool) -> None:
 
 
 def names(base: Experiment) -> list[str]:
-    """Dotted names of all fields but those that another way changes: a preset is named, and so is a topology."""
+    """Dotted names of all fields but those that another way changes (a preset is named, and so is a topology), and
+    those of ours that a user's own algorithm does not read."""
+    without = {"topology.name", *(f"algorithm.{name}" for name in unread_fields(base.algorithm))}
     found = []
     for field in dataclasses.fields(base):
         value = getattr(base, field.name)
         inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
         found += [f"{field.name}.{each.name}" for each in inner]
-    return [name for name in found if name != "topology.name"]
+    return [name for name in found if name not in without]
 
 
 def is_unused(name: str, base: Experiment) -> bool:
@@ -148,7 +151,8 @@ def part(base: Experiment, name: str, without: set[str], documents: dict[tuple[s
     if not fields:
         return None
     kind = dataclasses.make_dataclass(type(value).__name__, fields, frozen=True)
-    kind.__doc__ = type(value).__doc__
+    is_theirs = name == "algorithm" and unread_fields(value)
+    kind.__doc__ = f"What {spoken(value.code)} reads." if is_theirs else type(value).__doc__
     return name, kind, dataclasses.field(default_factory=kind)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.algorithms.schedules import learning_rate_schedule
 from phalanx.config import AtariConfig, DBA3CConfig, Experiment, GA3CConfig, PPOConfig
 from phalanx.config.flags import parse_experiment
+from phalanx.config.own import own_batches
 from phalanx.config.presets import PRESETS
 from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
@@ -116,7 +117,9 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
     together = sampler.environments // groups
     if compute.graphs and topology(experiment).worker_processes:
         together = rows_of_a_launch([together] * groups)
-    if isinstance(algorithm, PPOConfig):
+    if (own := own_batches(algorithm)) is not None:
+        learning = f"what {own}.batches yields"
+    elif isinstance(algorithm, PPOConfig):
         learning = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches of {rows // algorithm.minibatches}"
     elif (memory := memory_of(experiment)) is not None:
         learning = f"{memory.updates_per_rollout(rows):g} updates of {memory.batch_size} from replay"

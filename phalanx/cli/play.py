@@ -78,10 +78,14 @@ def evaluate_command(arguments: list[str]) -> int:
         "seed": seed,
     }
     sentence = (
-        "{games} games of {environment}: mean {mean:.2f}, deviation {deviation:.2f}, min {min:g}, max {max:g} "
+        "{games} game{s} of {environment}: mean {mean:.2f}, deviation {deviation:.2f}, min {min:g}, max {max:g} "
         "(raw scores, whole games, {actions} actions, {steps:,} steps of training)"
     )
-    print(json.dumps({**result, "scores": scores}) if options.json else sentence.format(**result))
+    print(
+        json.dumps({**result, "scores": scores})
+        if options.json
+        else sentence.format(**result, s="" if games == 1 else "s")
+    )
     return 0
 
 

@@ -23,6 +23,7 @@ from phalanx.config.experiment import (
     SynchronousConfig,
     nearest_divisor,
 )
+from phalanx.config.own import unread_fields
 from phalanx.config.stored import require_choice
 from phalanx.errors import require
 from phalanx.given import is_code
@@ -101,7 +102,7 @@ def _algorithm(experiment: Experiment) -> None:
     replicas = getattr(experiment.topology, "replicas", 1) or 1  # each collects rollouts, and has a memory, of its own
     algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps // replicas
     of_a_batch = experiment.sampler.rollout_steps if isinstance(experiment.topology, SynchronousConfig) else rows
-    if isinstance(algorithm, PPOConfig):
+    if isinstance(algorithm, PPOConfig) and "minibatches" not in unread_fields(algorithm):
         require(
             rows % algorithm.minibatches == 0,
             f"a rollout of {rows} steps ({experiment.sampler.environments} environments x "
@@ -135,7 +136,7 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> N
     updates = algorithm.updates_per_rollout(rows)
     whole = sorted({max(1, int(updates)), int(updates) + 1})
     require(
-        updates >= 1 and updates == int(updates),
+        bool({"intensity", "batch_size"} & unread_fields(algorithm)) or (updates >= 1 and updates == int(updates)),
         f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
         f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
         f"{' and '.join(f'{count * algorithm.batch_size / rows:.9g}' for count in whole)}",
@@ -153,7 +154,9 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> N
 
 
 def _overlap(experiment: Experiment) -> None:
-    if experiment.sampler.overlap and isinstance(experiment.algorithm, A2CConfig):
+    if not experiment.sampler.overlap or "importance" in unread_fields(experiment.algorithm):
+        return
+    if isinstance(experiment.algorithm, A2CConfig):
         require(
             experiment.algorithm.importance or experiment.algorithm.vtrace,
             "sampler.overlap makes A2C learn one rollout late; add --algorithm.importance True to correct for it, or "
@@ -199,7 +202,7 @@ def _ga3c(experiment: Experiment) -> None:
 def _minibatches_of_segments(experiment: Experiment) -> None:
     """Where as many segments are merged as make a batch."""
     horizon, algorithm, name = experiment.sampler.horizon, experiment.algorithm, experiment.topology.name
-    if isinstance(algorithm, PPOConfig):
+    if isinstance(algorithm, PPOConfig) and "minibatches" not in unread_fields(algorithm):
         require(
             horizon % algorithm.minibatches == 0,
             f"batches of {name} have a varying number of segments of {horizon} steps; choose algorithm.minibatches "
@@ -246,7 +249,7 @@ def _replicas(experiment: Experiment) -> None:
     )
     if isinstance(topology, SynchronousConfig):
         require(not sampler.overlap, "sampler.overlap is for one replica; use --topology.replicas 1 or leave it out")
-        if isinstance(experiment.algorithm, DQNConfig):
+        if isinstance(experiment.algorithm, DQNConfig) and "batch_size" not in unread_fields(experiment.algorithm):
             batch = experiment.algorithm.batch_size
             require(
                 batch % count == 0,

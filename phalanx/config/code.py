@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, ToyConfig
+from phalanx.config.kinds import is_id, refuse_other_kind
 from phalanx.config.own import with_algorithm
 from phalanx.errors import UserError, require
 from phalanx.given import Given, by_name_or_value, is_code, is_lost
@@ -44,9 +45,12 @@ def _with_env(experiment: Experiment, env: Any) -> Experiment:
     elif is_code(text):
         changed = GymnasiumConfig(id=text, stack=present.stack)
     elif isinstance(present, AtariConfig):
+        refuse_other_kind(experiment, "game", text)
         changed = dataclasses.replace(present, game=text)
     else:
         assert isinstance(present, ToyConfig)
+        if is_id(text):
+            refuse_other_kind(experiment, "id", text)
         changed = dataclasses.replace(present, name=text)  # type: ignore[arg-type]
     return dataclasses.replace(experiment, env=changed)
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, TypeVar
+import re
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
+from phalanx.config.kinds import environments_named, refuse_other_kind
 from phalanx.config.overlay import take_files
-from phalanx.config.own import own_fields, own_hints, own_values, with_algorithm, with_own_values
+from phalanx.config.own import own_fields, own_hints, own_values, refuse_unread, with_algorithm, with_own_values
 from phalanx.config.presets import default_preset, preset
 from phalanx.errors import UserError, unknown
 
 Options = TypeVar("Options")
+
+POWER = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
+"""A number such as 1e6 or 2.5e5."""
 
 
 def parse_experiment(command: str, arguments: list[str]) -> Experiment:
@@ -36,11 +41,20 @@ def parse_flags(program: str, base: Experiment, flags: list[str]) -> Experiment:
         return base
     import tyro
 
+    for field, value in environments_named(flags):
+        refuse_other_kind(base, field, value)
     base, flags = choose_topology(base, flags)
     base, flags = choose_algorithm(base, flags)
+    refuse_unread(base.algorithm, (_dotted(word) for word in flags))
     base, flags = change_own_fields(program, base, flags)
+    flags = whole_numbers(base, flags)
     kind = tyro.conf.AvoidSubcommands[tyro.conf.FlagConversionOff[Experiment]]
     return tyro.cli(kind, prog=program, default=base, args=flags)
+
+
+def _dotted(word: str) -> str:
+    """The field that a flag is of: `algorithm.gae_lambda` of `--algorithm.gae-lambda=1`."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def parse_options(kind: type[Options], command: str, arguments: list[str]) -> Options:
@@ -107,6 +121,21 @@ def change_own_fields(program: str, base: Experiment, flags: list[str]) -> tuple
     outer: Any = dataclasses.make_dataclass("Flags", [("algorithm", inner, dataclasses.field(default=inner()))])
     parsed = tyro.cli(outer, prog=program, args=theirs, config=(tyro.conf.FlagConversionOff,))
     return dataclasses.replace(base, algorithm=with_own_values(base.algorithm, vars(parsed.algorithm))), rest
+
+
+def whole_numbers(base: Experiment, flags: list[str]) -> list[str]:
+    """The same flags with 1e6 written out where a field takes whole numbers."""
+    words, flag = [], ""
+    for word in flags:
+        name, equals, value = word.partition("=") if word.startswith("--") else (flag, "", word)
+        part, _, field = name.removeprefix("--").replace("-", "_").partition(".")
+        owner = getattr(base, part, None)
+        hint = get_type_hints(type(owner)).get(field) if dataclasses.is_dataclass(owner) else None
+        if int in (hint, *get_args(hint)) and POWER.fullmatch(value) and float(value).is_integer():
+            word = f"{name}={int(float(value))}" if equals else str(int(float(value)))
+        words.append(word)
+        flag = name if word.startswith("--") and not equals else ""
+    return words
 
 
 def take(flags: list[str], name: str) -> tuple[str | None, list[str]]:

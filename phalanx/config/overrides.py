@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
+from phalanx.config.kinds import refuse_other_kind
 from phalanx.config.overlay import changed_part
-from phalanx.config.own import own_fields, with_algorithm, with_own_values
+from phalanx.config.own import own_fields, refuse_unread, with_algorithm, with_own_values
 from phalanx.config.stored import IN_FILE
 from phalanx.errors import UserError, require, unknown
 from phalanx.given import by_name_or_value
@@ -53,8 +54,11 @@ def by_part(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, dict
     parts = [field.name for field in dataclasses.fields(experiment) if field.name != "preset"]
     known = [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(experiment, part))]
     known += [f"algorithm.{name}" for name in own_fields(experiment.algorithm)]
+    refuse_unread(experiment.algorithm, values)
     found: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
+        if name.startswith("env."):
+            refuse_other_kind(experiment, name.removeprefix("env."), str(value))
         if name not in known:
             raise unknown("configuration key", name, known)
         part, _, field = name.partition(".")

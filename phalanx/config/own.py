@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any, get_type_hints
 
 from phalanx.config.bounds import bounds_of
 from phalanx.config.experiment import A2CConfig, AlgorithmConfig, C51Config, DQNConfig, Experiment, PPOConfig
 from phalanx.config.stored import typed
-from phalanx.errors import require, unknown
-from phalanx.given import is_code, is_lost, resolve
+from phalanx.errors import UserError, require, unknown
+from phalanx.given import is_code, is_lost, resolve, spoken
 
 OURS: tuple[type[AlgorithmConfig], ...] = (C51Config, DQNConfig, PPOConfig, A2CConfig)
+
+READ_AROUND_Q_LEARNING = {
+    *("discount", "n_step", "replay_size", "learning_starts", "prioritized", "priority_exponent", "new_priority"),
+    *("checkpoint_replay", "dueling", "atoms", "v_min", "v_max"),
+    *(f"epsilon_{word}" for word in ("start", "final", "length", "clock", "spread", "eval")),
+}
+"""Fields of ours that the replay memory, the network or the policies read, whichever class learns."""
 
 
 def with_algorithm(experiment: Experiment, text: str) -> Experiment:
@@ -44,11 +52,40 @@ def learner_class(text: str) -> Any:
     return learner
 
 
+def own_batches(algorithm: AlgorithmConfig) -> str | None:
+    """The name of a user's class that makes its batches itself, None where they are those of one of ours."""
+    if not algorithm.code:
+        return None
+    ours = learner_class(algorithm.code).batches.__module__.startswith("phalanx.algorithms.")
+    return None if ours else spoken(algorithm.code)
+
+
 def own_fields(algorithm: AlgorithmConfig) -> dict[str, dataclasses.Field[Any]]:
     """The fields that a user's class has beyond ours."""
     kind = _config_class(algorithm.code) if algorithm.code and not is_lost(algorithm.code) else None
     ours = {field.name for field in dataclasses.fields(algorithm)}
     return {} if kind is None else {field.name: field for field in dataclasses.fields(kind) if field.name not in ours}
+
+
+def unread_fields(algorithm: AlgorithmConfig) -> set[str]:
+    """The fields of ours that nobody reads: a user's class has a `Config` without them, and the pieces around it
+    do not ask for them either."""
+    kind = _config_class(algorithm.code) if algorithm.code and not is_lost(algorithm.code) else None
+    if kind is None:
+        return set()
+    read = {field.name for field in dataclasses.fields(kind)} | {"code", "settings"}
+    read |= READ_AROUND_Q_LEARNING if isinstance(algorithm, DQNConfig) else set()
+    return {field.name for field in dataclasses.fields(algorithm)} - read
+
+
+def refuse_unread(algorithm: AlgorithmConfig, names: Iterable[str]) -> None:
+    """Refuse values, named as `algorithm.discount`, that would change nothing."""
+    unread = {f"algorithm.{name}" for name in unread_fields(algorithm)}
+    if found := next((name for name in names if name in unread), None):
+        own = ", ".join(f"algorithm.{field.name}" for field in dataclasses.fields(_config_class(algorithm.code)))
+        raise UserError(
+            f"{spoken(algorithm.code)} does not read {found}: its Config has no such field; it has {own or 'none'}"
+        )
 
 
 def own_values(algorithm: AlgorithmConfig) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _parts(space: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _refusal(shape: tuple[int, ...]) -> str:
-    return f"an observation of shape {shape} is none of this agent's, which stacks them by itself"
+    return f"this agent takes no observation of shape {shape}"
 
 
 def _packed(colors: np.ndarray) -> np.ndarray:

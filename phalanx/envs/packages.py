@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
+from phalanx.config.kinds import game_of
 from phalanx.errors import UserError, unknown
 
 
@@ -54,11 +56,16 @@ def register(name: str) -> bool:
 
 def unregistered(name: str, registered: Iterable[str]) -> UserError:
     """The error for an id that nobody has registered."""
-    if name.startswith("ALE/"):
-        return UserError(f"'{name}' is an Atari game; use a preset such as ppo and --env.game, which is much faster")
+    if (game := game_of(name)) or name.startswith("ALE/"):
+        return UserError(
+            f"'{name}' is an Atari game; use a preset such as ppo and --env.game {game or 'NAME'}, which is much faster"
+        )
     package = _package(name)
     if package is not None and not _is_installed(package):
         return UserError(f"{name} needs {package.install}; pip install {package.install}")
+    module = name.removesuffix(".py")
+    if module.isidentifier() and Path(f"{module}.py").is_file():
+        return UserError(f"'{name}' is a file of yours; did you mean {name}:Class, with the name of what makes it?")
     known = list(registered)
     namespace, _, rest = name.rpartition("/")
     if namespace and package is None and not any(other.startswith(f"{namespace}/") for other in known):

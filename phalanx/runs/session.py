@@ -252,6 +252,8 @@ class Session:
             save(self.experiment, self.directory / "config.json", now)  # flags may have changed it
         self.progress = progress = source.progress
         self.last_record = self.speed_since = (time.perf_counter(), progress.steps)
+        if self.loaded is not None and progress.steps >= run.steps:
+            self.event(f"already done: {progress.steps:,} of {run.steps:,} steps; --run.steps {2 * run.steps} goes on")
         self.keeper.begin(progress)
         self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         self.interval.begin()
@@ -319,11 +321,12 @@ class Session:
         """What people may want to do now. Code that was given as a Python object is known to this process alone."""
         if any(isinstance(text, Given) for text in code_of(self.experiment).values()):
             return [f"next: phalanx.load({str(self.directory)!r})"]
-        run = shlex.quote(str(self.directory))
+        run, steps = shlex.quote(str(self.directory)), self.experiment.run.steps
+        further = f" --run.steps {2 * steps}" if self.progress.steps >= steps else ""  # else there is nothing to do
         return [
             f"next: phalanx eval {run}",
             *([f"      phalanx play {run} --video play.mp4"] if self.spec.can_be_drawn else []),
-            f"      phalanx resume {run}",
+            f"      phalanx resume {run}{further}",
         ]
 
     def _evaluate(self) -> None:

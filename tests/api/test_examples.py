@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import subprocess
 import sys
@@ -34,6 +35,16 @@ def test_own_code(name, capsys):
     run = example(name).main(steps=1_000)
     assert run.end == "1,000 steps done"
     assert "mean score of the last 100 games: " in capsys.readouterr().out
+
+
+def test_the_algorithm_in_the_documents_runs_as_it_stands():
+    """With fewer steps; it learns from each rollout, and what it logs is there."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (EXAMPLES.parent / "docs/python.md").read_text(), re.M | re.S)
+    (text,) = [block for block in blocks if "class Reinforce" in block]
+    assert "100_000" in text
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text.replace("100_000", "1_000"), names)
+    assert names["run"].end == "1,000 steps done" and 0 < names["run"].records[-1]["loss/entropy"] < 0.7
 
 
 def test_callbacks_stop_and_go_on(capsys):

@@ -273,6 +273,25 @@ def test_an_atari_preset_takes_a_game_and_own_environments_take_its_stack():
     assert isinstance(env.id, Given) and env.stack == 4
 
 
+def test_fields_that_an_own_configuration_lacks_are_neither_offered_nor_accepted(capsys, monkeypatch):
+    """Of ours, such as PPO's epochs; what the class says itself, and what is around it, is."""
+    monkeypatch.setenv("COLUMNS", "120")
+    words = ["plan", "ppo-gym", "--algorithm", f"{FILE}:Plain"]
+    for flags in (["--algorithm.entropy-coef", "2"], ["--algorithm.epochs=7"], ["--algorithm.minibatches", "3"]):
+        assert main([*words, *flags]) == 2
+        assert "algorithm.discount, algorithm.weight_of_values" in capsys.readouterr().err
+    with pytest.raises(phalanx.UserError, match=r"Plain does not read algorithm\.epochs"):
+        phalanx.train("ppo-gym", algorithm=own.Plain, overrides={"algorithm.epochs": 7}, quiet=True)
+    assert main([*words, "--algorithm.discount", "0.5", "--sampler.horizon", "3"]) == 0  # 3 x 8 is no 8 minibatches
+    plan = capsys.readouterr().out
+    assert "what Plain.batches yields per rollout" in plan and "minibatches" not in plan
+    assert main(["train", *words[1:], "--help-all"]) == 0
+    text = capsys.readouterr().out
+    assert "--algorithm.weight-of-values" in text and "--algorithm.epochs" not in text
+    assert main(["plan", "a2c-catch", "--algorithm", f"{FILE}:SameA2C", "--algorithm.entropy-coef", "2"]) == 0
+    assert "1 update of" in capsys.readouterr().out
+
+
 def test_what_cannot_be_drawn_is_not_offered_to_be_watched(tmp_path, capsys):
     """`Line` has no render()."""
     flags = ["--run.steps", "600", "--topology", "serial", "--run.name", "line"]

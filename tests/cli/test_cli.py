@@ -199,6 +199,16 @@ def test_bench_measures_the_game_it_is_told(monkeypatch, capsys, flags, game):
     assert json.loads(capsys.readouterr().out) == {"env": game}
 
 
+def test_a_run_that_is_done_says_so_when_resumed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "a2c-catch", *TINY, "--run.name", "done"]) == 0
+    capsys.readouterr()
+    assert main(["resume", "runs/done"]) == 0
+    assert "of 500 steps; --run.steps 1000 goes on" in capsys.readouterr().out
+    assert main(["resume", "runs/done", "--run.steps", "6e2"]) == 0
+    assert "already done" not in capsys.readouterr().out
+
+
 def test_an_existing_run_is_refused_and_left_alone(complaint, runs):
     before = (runs / "a2c-catch/metrics.jsonl").read_bytes()
     words = complaint("train", "ppo-catch", *TINY, "--run.directory", str(runs), "--run.name", "a2c-catch")
@@ -397,7 +407,7 @@ def test_a_whole_run_as_a_process_in_the_present_directory(tmp_path):
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith("ppo-catch-catch-0-")
     assert {path.name for path in run.iterdir()} >= {"config.json", "metrics.jsonl", "events.log", "checkpoints"}
-    assert f"phalanx resume runs/{run.name}" in trained.stdout
+    assert f"phalanx resume runs/{run.name} --run.steps 1000" in trained.stdout
 
 
 def test_a_reader_that_is_gone_is_no_traceback():

@@ -82,3 +82,8 @@ def test_the_script_works_in_its_shell(shell, tmp_path):
     lines = done.stdout.split("\n")
     assert "--run.precision" in lines and any(str(len(PRESETS) + 1) == line for line in lines)
     assert any("_phalanx phalanx" in line for line in lines)
+
+
+def test_games_are_those_beside_the_emulator():
+    assert candidates(["train", "ppo", "--env.game", "pong"]) == ["pong"]
+    assert len(candidates(["train", "ppo", "--env.game", ""])) > 50

@@ -11,6 +11,7 @@ from phalanx import __version__
 from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
 from phalanx.cli.main import COMMANDS, main
 from phalanx.cli.options import StudyOptions
+from phalanx.config import TOPOLOGIES
 from phalanx.config.presets import PRESETS, preset
 from phalanx.studies import STUDIES
 
@@ -101,3 +102,10 @@ def test_an_algorithm_of_ones_own_has_its_flags_explained(capsys, tmp_path):
     )
     text = shown(capsys, "train", "a2c-gym", "--algorithm", f"{tmp_path}/mine.py:Mine", "--help")
     assert "algorithm.own_number" in flags(text) and "(default: 0.25)" in text
+
+
+def test_the_help_of_train_names_every_topology(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in text for name in TOPOLOGIES)

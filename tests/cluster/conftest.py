@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
+
+from phalanx.runtime.signals import STOPS
+
+
+@pytest.fixture(autouse=True)
+def signals_kept():
+    """Ray sets up a handler for SIGTERM in the process that starts it, which is the other tests' process, too."""
+    handlers = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ class Joining:
         return load_file(checkpoints[-1] / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place):
     """And the cluster outlives the run, with nothing of it left there, even if its driver is killed."""
     pytest.importorskip("ray")

