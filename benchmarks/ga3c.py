@@ -124,7 +124,7 @@ def pps(options: argparse.Namespace) -> None:
         env=dataclasses.replace(base.env, game=options.game),
         sampler=dataclasses.replace(base.sampler, environments=options.environments),
     )
-    free = GA3CConfig(agents=options.agents, predictors=options.predictors)
+    free = GA3CConfig(agents=options.agents, predictors=options.predictors, min_batch=1)
     contenders: dict[str, Experiment] = {
         "synchronous": dataclasses.replace(base, topology=SynchronousConfig()),
         "ga3c": dataclasses.replace(base, topology=free),

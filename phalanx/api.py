@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Run:
     """Why it ended: `100,000 steps done`, `target score 18 reached`, `stopped by on_record`, `stopped by SIGTERM`."""
     interrupted: bool = False
     """Did a signal stop it, such as Ctrl-C? `phalanx.resume` goes on where it stopped."""
+    deaths: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """How many workers died and were replaced, by what they died of: `{"KeyError: 'left'": 14}`."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -160,7 +162,10 @@ def go_on(
 
 
 def _check_cluster(experiment: Experiment) -> None:
-    """A cluster that is to be joined must be there, before a run directory is."""
+    """Ray, and a cluster that is to be joined, must be there, before a run directory is."""
+    from phalanx.probe import check_cluster
+
+    check_cluster(experiment)
     if address := getattr(experiment.topology, "address", ""):
         from phalanx.cluster.engine import check_address
 
@@ -193,4 +198,9 @@ def _refuse_torchrun() -> None:
 
 
 def _result(session: Session) -> Run:
-    return Run(session.directory, session.stop_reason, interrupted=session.stop.number is not None)
+    return Run(
+        session.directory,
+        session.stop_reason,
+        interrupted=session.stop.number is not None,
+        deaths=dict(session.deaths.causes),
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import Experiment, SynchronousConfig
+from phalanx.config import DBA3CConfig, Experiment, GorilaConfig, SynchronousConfig
 from phalanx.errors import require
 from phalanx.given import is_code
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
@@ -106,10 +106,21 @@ def check_loggers(experiment: Experiment) -> None:
         require(found, f"run.loggers names {name}, which is not installed; run: pip install {name}")
 
 
+def check_cluster(experiment: Experiment) -> None:
+    """Refuse what runs on Ray where there is none, before anything is made for the run."""
+    needs_it = isinstance(experiment.topology, GorilaConfig | DBA3CConfig)
+    require(
+        not needs_it or find_spec("ray") is not None,
+        f"topology {experiment.topology.name} needs Ray, on one machine, too; install it with "
+        "`pip install 'phalanx[cluster]'`",
+    )
+
+
 def check_pieces(experiment: Experiment, spec: EnvSpec | None = None) -> None:
     """Make one of each piece, so that an unknown game or a misfit fails before a run directory exists; no environment
     where workers have made some. Refuses what fits into no memory."""
     check_loggers(experiment)
+    check_cluster(experiment)
     device = choose_compute(experiment.run).device
     place(experiment, device.type)
     if spec is None:

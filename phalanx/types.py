@@ -40,6 +40,7 @@ class EnvSpec:
     decoded: EnvSpec | None = None  # what the device makes of raw screens; None where frames are ready as they come
     bounds: tuple[float, float] | None = None  # between which an image's numbers lie; None: 0 to 255, or unknown
     meaning: str = ""  # what the environment shows and how it became a frame, for people
+    can_be_drawn: bool = True  # has it pictures for people?
 
     @property
     def seen(self) -> EnvSpec:

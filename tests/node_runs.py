@@ -46,7 +46,7 @@ def experiment_of(
         algorithm=dataclasses.replace(experiment.algorithm, **(algorithm or {})),
         optimizer=OptimizerConfig(rule=rule, learning_rate=1e-3),
         sampler=sampler,
-        topology=GA3CConfig(agents=agents, **topology),
+        topology=GA3CConfig(agents=agents, **{"min_batch": 1, **topology}),
         run=dataclasses.replace(experiment.run, steps=steps),
     ).validate()
 

@@ -177,3 +177,18 @@ def test_an_atari_environment_does_not_import_torch():
 def test_importing_works_from_elsewhere_without_being_installed(tmp_path):
     (tmp_path / "phalanx").symlink_to(PACKAGE)
     assert "phalanx" in loaded_by("phalanx.runs.session", tmp_path, cwd=tmp_path)
+
+
+def test_the_package_is_found_beside_a_clone_of_its_name(tmp_path):
+    """A script that lies beside the clone has the clone's folder first on its path, by the package's own name."""
+    (tmp_path / "phalanx").mkdir()
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(
+        [sys.executable, "-c", "import phalanx; print(phalanx.__file__)"],
+        env=clean,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.stdout.strip() == phalanx.__file__, shown.stderr

@@ -72,7 +72,9 @@ def command(arguments: list[str]) -> int:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(f"{options.out}: mean score {result} in {options.games} games")
-    print(f"next: phalanx play {shlex.quote(str(options.out))} --video play.mp4")
+    drawn_too = (options.out / VIDEO).exists()
+    print(f"next: phalanx {'play' if drawn_too else 'eval'} {shlex.quote(str(options.out))}", end="")
+    print(" --video play.mp4" if drawn_too else "")
     return 0
 
 

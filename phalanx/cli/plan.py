@@ -147,16 +147,21 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _node_batches(experiment: Experiment, topology: GA3CConfig) -> list[tuple[str, str]]:
-    rate, horizon = learning_rate_schedule(experiment), experiment.sampler.horizon
+    rate, sampler, algorithm = learning_rate_schedule(experiment), experiment.sampler, experiment.algorithm
+    passes = ""
+    if isinstance(algorithm, PPOConfig) and not algorithm.code:
+        passes = f"{algorithm.epochs} epochs x {algorithm.minibatches} minibatches "
+    whole = f", a rollout of {sampler.environments} x {sampler.horizon}"
     return [
         (
             "segments",
-            f"up to {horizon} steps of one environment, up to {topology.queue} in the queue; inference batches of "
-            f"whoever waits, up to {topology.prediction_batch}",
+            f"up to {sampler.horizon} steps of one environment, up to {topology.queue} in the queue; inference batches "
+            f"of whoever waits, up to {topology.prediction_batch}",
         ),
         (
             "learning",
-            f"from segments of at least {topology.min_batch} steps together; {experiment.optimizer.rule}, learning "
+            f"{passes}from segments of at least {topology.min_batch} steps together"
+            f"{whole if topology.min_batch == sampler.rollout_steps else ''}; {experiment.optimizer.rule}, learning "
             f"rate {rate.start:g} -> {rate.final:g}",
         ),
         ("budget", f"{experiment.run.steps:,} steps"),

@@ -71,7 +71,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("runs over several hosts need Ray; install it with `pip install 'phalanx[cluster]'`") from None
+        raise UserError("this run needs Ray; install it with `pip install 'phalanx[cluster]'`") from None
     return ray
 
 

@@ -407,8 +407,9 @@ class GA3CConfig:
     """Rows that a predictor answers at once, at most."""
     queue: int = number(100, least=1, most=1_000_000)
     """Segments that may wait for a trainer; agents wait while it is full. The fewer, the smaller the policy lag."""
-    min_batch: int = number(1, least=1, most=1_000_000)
-    """Steps that a trainer learns from at once, at least: it merges whole segments. 1 takes each by itself."""
+    min_batch: int = number(0, least=0, most=1_000_000)
+    """Steps that a trainer learns from at once, at least: it merges whole segments. 0: as many as a rollout has,
+    `sampler.environments` x `sampler.horizon`, for as many updates as elsewhere; 1 takes each segment by itself."""
     tuner: Literal["off", "measured", "walk"] = "off"
     """Finds the numbers of agents, predictors and trainers while the run goes on. measured: compares settings beyond
     the noise. walk: the paper's random walk."""
@@ -619,11 +620,15 @@ class Experiment:
         return self.sampler.rollout_steps
 
     def with_derived_values(self) -> Experiment:
-        """The same with values that follow from others filled in: the horizon of a fixed batch, the agents."""
+        """The same with values that follow from others filled in: the horizon of a fixed batch, the agents,
+        what a trainer learns from at once."""
         sampler, topology = self.sampler, self.topology
         if isinstance(topology, GA3CConfig) and not topology.agents:
             agents = dataclasses.replace(topology, agents=sampler.environments)
             return dataclasses.replace(self, topology=agents).with_derived_values()
+        if isinstance(topology, GA3CConfig) and not topology.min_batch and sampler.horizon:
+            rows = min(sampler.rollout_steps, topology.queue * sampler.horizon)
+            return dataclasses.replace(self, topology=dataclasses.replace(topology, min_batch=rows))
         if isinstance(topology, DBA3CConfig) and not topology.agents:
             each = dataclasses.replace(topology, agents=max(1, sampler.environments // topology.workers))
             return dataclasses.replace(self, topology=each).with_derived_values()
@@ -635,7 +640,7 @@ class Experiment:
             f"divisor of {sampler.batch}, such as {nearest_divisor(sampler.batch, sampler.environments)}",
         )
         horizon = sampler.batch // sampler.environments
-        return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon))
+        return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon)).with_derived_values()
 
     def validate(self) -> Experiment:
         """The experiment with its derived values, or a UserError that says which values do not fit together."""

@@ -10,7 +10,8 @@ begins the next one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
 from phalanx.types import EnvSpec, Outcome
 
 LONGEST_REPLAY = 100_000  # steps of an episode that a resumed run plays again: minutes, with a slow simulator
+STEP_RETURNS = "5 values (observation, reward, terminated, truncated, info)"
 FASTEST_FPS = 1_000  # no environment is meant to be watched at more
 
 
@@ -83,7 +85,12 @@ class GymnasiumEnv:
         self.first_action = int(actions.start)
         self.layout = layout = frame_layout(getattr(self._env, "observation_space", None), config.name)
         self.spec = EnvSpec(
-            layout.frame_shape, layout.frame_dtype, int(actions.n), bounds=layout.bounds, meaning=layout.meaning
+            layout.frame_shape,
+            layout.frame_dtype,
+            int(actions.n),
+            bounds=layout.bounds,
+            meaning=layout.meaning,
+            can_be_drawn=_draws(self._env),
         )
 
     def reset(self, frame: np.ndarray) -> None:
@@ -91,15 +98,14 @@ class GymnasiumEnv:
         self._episode += 1
         self._forget()
         if self._prepared is None:
-            observation, _ = self._env.reset(seed=self._episode_seed(self._episode))
-            self.write(observation, frame)
+            self._show(self._begun(self._env, self._episode), frame, "reset")
         else:
             frame[...], self._prepared = self._prepared, None
             self._env, self._twin = self._twin, self._env
 
     def step(self, action: int, frame: np.ndarray) -> Outcome:
         observation, reward, terminated, truncated = self._advance(int(action))
-        self.write(observation, frame)
+        self._show(observation, frame, "step")
         score = self._score if terminated or truncated else math.nan
         return Outcome(self._shape_reward(reward), score, terminated, truncated and not terminated)
 
@@ -108,13 +114,19 @@ class GymnasiumEnv:
         if self._prepared is None:
             if self._twin is None:
                 self._twin = make_env(self._config, make)
-            observation, _ = self._twin.reset(seed=self._episode_seed(self._episode + 1))
-            self._prepared = self.layout.frame(observation)
+            frame = np.empty(self.spec.frame_shape, self.spec.frame_dtype)
+            self._show(self._begun(self._twin, self._episode + 1), frame, "reset")
+            self._prepared = frame
 
     def render(self) -> np.ndarray:
         """The picture the environment draws of itself."""
         from gymnasium.error import DependencyNotInstalled
 
+        if not self.spec.can_be_drawn:
+            raise UserError(
+                f"{self._config.name} cannot be drawn: it has no render() for rgb_array; `phalanx eval` plays it "
+                "without pictures"
+            )
         try:
             picture = self._env.render()
         except (ImportError, DependencyNotInstalled) as error:
@@ -146,7 +158,7 @@ class GymnasiumEnv:
         self._episode, self._prepared = state["episode"], None
         self._forget()
         if self._episode >= 0 and not state.get("unsaved"):
-            self._env.reset(seed=self._episode_seed(self._episode))
+            self._begun(self._env, self._episode)
         for action in state["actions"]:
             self._advance(int(action))
             self.heartbeat()
@@ -160,8 +172,23 @@ class GymnasiumEnv:
         """Nothing was done yet in the episode that begins."""
         self._steps, self._actions, self._score = 0, [], 0.0
 
+    def _begun(self, env: Any, episode: int) -> Any:
+        """The first observation of an episode."""
+        try:
+            observation, _ = env.reset(seed=self._episode_seed(episode))
+        except (TypeError, ValueError) as error:
+            if given := _unpacked_in_vain(error):
+                raise UserError(f"{_name(env)}.reset must return 2 values (observation, info), {given}") from None
+            raise
+        return observation
+
     def _advance(self, action: int) -> tuple[Any, float, bool, bool]:
-        observation, reward, terminated, truncated, _ = self._env.step(action + self.first_action)
+        try:
+            observation, reward, terminated, truncated, _ = self._env.step(action + self.first_action)
+        except (TypeError, ValueError) as error:
+            if given := _unpacked_in_vain(error):
+                raise UserError(f"{_name(self._env)}.step must return {STEP_RETURNS}, {given}") from None
+            raise
         self._steps += 1
         if self._steps <= LONGEST_REPLAY:
             self._actions.append(action)
@@ -180,6 +207,54 @@ class GymnasiumEnv:
     def write(self, observation: Any, frame: np.ndarray) -> None:
         """The frame that phalanx makes of an observation."""
         self.layout.write(observation, frame)
+
+    def _show(self, observation: Any, frame: np.ndarray, call: str) -> None:
+        """`write`, for what that call of the environment returned; what is not of its space is told as such."""
+        try:
+            self.layout.write(observation, frame)
+        except Exception:
+            if wrong := self.layout.misfit(observation):
+                raise UserError(f"{_name(self._env)}.{call} returned {wrong}") from None
+            raise
+
+
+def _own_layers(env: Any) -> Iterator[Any]:
+    """The environment and the wrappers around it, outermost first, without those that Gymnasium brings."""
+    from gymnasium import Wrapper
+
+    while True:
+        if not type(env).__module__.startswith("gymnasium.wrappers."):
+            yield env
+        if not isinstance(env, Wrapper):
+            return
+        env = env.env
+
+
+def _name(env: Any) -> str:
+    """Of the class that is to be looked into, should the environment do something wrong."""
+    return type(next(_own_layers(env))).__name__
+
+
+def _unpacked_in_vain(error: Exception) -> str:
+    """What an environment returned where Gymnasium wants another number of values; empty for errors of its own code."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = "" if place is None else place.tb_frame.f_globals.get("__name__", "")
+    if "unpack" not in str(error) or not (module == __name__ or module.startswith("gymnasium.")):
+        return ""
+    if other := re.search(r"cannot unpack non-iterable (\S+)", str(error)):
+        return f"not one {other[1]}"
+    count = re.search(r"got (\d+)", str(error))
+    return f"not {count[1]}" if count else "not more"
+
+
+def _draws(env: Any) -> bool:
+    """Does anybody draw it? Gymnasium's base classes do not."""
+    from gymnasium import Env, Wrapper
+
+    nobody = (None, Env.render, Wrapper.render)
+    return any(getattr(type(layer), "render", None) not in nobody for layer in _own_layers(env))
 
 
 def _action_space(env: Any, name: str) -> Any:

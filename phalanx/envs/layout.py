@@ -6,6 +6,7 @@ what a vector is told in docs/environments.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,6 +50,23 @@ class FrameLayout:
         frame = np.empty(self.frame_shape, self.frame_dtype)
         self.write(observation, frame)
         return frame
+
+    def misfit(self, observation: Any) -> str:
+        """What is wrong with an observation that could not be written; empty where it is of the space."""
+        for key in self.keys:
+            try:
+                observation = observation[key]
+            except (IndexError, KeyError, TypeError):
+                return f"an observation without {key!r}, which its observation_space has"
+        with contextlib.suppress(Exception):  # what is no observation at all may fail in any way
+            if self.is_flattened:
+                shown = _shortened(" ".join(repr(observation).split()))
+                fits = self.space.contains(observation)
+                return "" if fits else f"{shown}, but its observation_space is {_shortened(str(self.space))}"
+            shape, right = np.shape(observation), tuple(self.space.shape)
+            if shape != right:
+                return f"an observation of shape {shape}, but its observation_space has {right}"
+        return ""
 
 
 def frame_layout(space: Any, name: str) -> FrameLayout:

@@ -30,7 +30,7 @@ from phalanx.parameters.flat import FlatParameters
 from phalanx.replica.report import Report, Snapshot
 from phalanx.runtime.child import START_TIMEOUT, Child, Parent
 from phalanx.runtime.clocks import Clocks
-from phalanx.runtime.deaths import DeathBudget
+from phalanx.runtime.deaths import DIED, DeathBudget
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.share import Share
 from phalanx.sampling.output import WorkerOutput
@@ -219,7 +219,7 @@ class Team(ABC):
             self.done.add(rank)
             return
         rows = self.shares[rank].rows(self.experiment.sampler.environments // len(self.shares))
-        self.event(f"replica {rank} (environments {rows.start} to {rows.stop - 1}) died: {words}")
+        self.event(f"replica {rank} (environments {rows.start} to {rows.stop - 1}){DIED}{words}")
         if self._is_over:
             self.done.add(rank)
             return

@@ -42,6 +42,7 @@ from phalanx.runs.origin import changes, gpu_name, origin
 from phalanx.runs.screen import Screen, goal_of, open_screen
 from phalanx.runs.trackers import Trackers
 from phalanx.runtime.affinity import usable_cores
+from phalanx.runtime.deaths import Deaths
 from phalanx.runtime.device import Compute, choose_compute
 from phalanx.runtime.seeds import Role, number
 from phalanx.runtime.signals import Interrupted, StopSignals, unwrapped
@@ -84,6 +85,7 @@ class Session:
         self.progress = Progress()
         self.stop_reason = ""
         self.events = 0
+        self.deaths = Deaths()
         self.keeper = Keeper(
             experiment.run, directory, checkpoints, self._memory, self._score, self.event, resume is not None
         )
@@ -219,6 +221,7 @@ class Session:
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""
         self.events += 1
+        sentence = self.deaths.told(sentence)
         if self.logger is not None:
             self.logger.event(sentence)
         else:  # the environments are not there yet
@@ -308,6 +311,7 @@ class Session:
                 end,
                 f"steps {progress.steps:,}  updates {progress.updates:,}  games {progress.episodes:,}",
                 f"mean score of the last {min(self.scores.count, 100)} games: {score}",
+                *([str(self.deaths)] if self.deaths.causes else []),
                 f"checkpoint: {path}",
                 *self._next_commands(),
             ]
@@ -321,7 +325,7 @@ class Session:
         further = f" --run.steps {2 * steps}" if self.progress.steps >= steps else ""  # else there is nothing to do
         return [
             f"next: phalanx eval {run}",
-            f"      phalanx play {run} --video play.mp4",
+            *([f"      phalanx play {run} --video play.mp4"] if self.spec.can_be_drawn else []),
             f"      phalanx resume {run}{further}",
         ]
 

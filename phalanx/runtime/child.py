@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from phalanx.errors import RunError
+from phalanx.errors import RunError, UserError
 from phalanx.runtime.channel import receive, send
 
 START_TIMEOUT = 120.0  # seconds a child may take to get ready, or to answer
@@ -195,10 +195,12 @@ class Parent:
         return message
 
     def confess(self) -> None:
-        """Tell of the error that is being handled, as the last thing."""
+        """Tell of the error that is being handled, as the last thing; a sentence for the user needs no traceback."""
         with contextlib.suppress(OSError):
             self.control.settimeout(FAREWELL)
-            self.tell(("error", shortened(traceback.format_exc()), self.failed_at_once()))
+            error = sys.exc_info()[1]
+            words = str(error) if isinstance(error, UserError) else shortened(traceback.format_exc())
+            self.tell(("error", words, self.failed_at_once()))
 
 
 def main() -> None:

@@ -1,14 +1,18 @@
 """How many children of a kind may die before a run ends: the budget is a rate, so that a death now and then never ends
-a long run."""
+a long run. And what a run has died of so far, which its last words tell."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from phalanx.errors import RunError
 
+DIED = " died: "  # between the name of who died and the last words, in every sentence about a death
+BLAME = re.compile(r"phalanx\.errors\.EnvironmentFailed: environment \d+ (raised )?")
+LONGEST_CAUSE = 300  # characters
 HOUR = 3600.0  # seconds: the time in which `most` children may die
 
 
@@ -44,3 +48,26 @@ class DeathBudget:
                 f"more than {self.most} {self.kind}s died within an hour; mend the environment, whose last words "
                 "are above, or allow more with --sampler.max-deaths"
             )
+
+
+class Deaths:
+    """What the workers of a run died of, by the sentences that name their deaths: each cause is told with its traceback
+    once, and counted."""
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+
+    def told(self, sentence: str) -> str:
+        """The sentence as it is to be shown, which may be about anything: a death of a known cause on one line."""
+        name, died, words = sentence.partition(DIED)
+        if not died:
+            return sentence
+        cause = BLAME.sub("", words.strip().rpartition("\n")[2])[:LONGEST_CAUSE]
+        self.causes[cause] += 1
+        return sentence if self.causes[cause] == 1 else f"{name}{DIED}{cause}"
+
+    def __str__(self) -> str:
+        """For the end of a run; empty where nobody died."""
+        count = self.causes.total()
+        causes = ", ".join(f"{times} x {cause}" for cause, times in self.causes.most_common())
+        return f"{count} worker{'s' if count > 1 else ''} died ({causes})" if count else ""

@@ -18,7 +18,7 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.runtime.child import STOP_TIMEOUT
-from phalanx.runtime.deaths import DeathBudget
+from phalanx.runtime.deaths import DIED, DeathBudget
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.handle import WorkerHandle
 from phalanx.sampling.output import WorkerOutput
@@ -150,7 +150,7 @@ class WorkerPool:
         actions = self.exchange.action[rows].tolist()
         self.report(
             f"env worker {dead.number} (environments {rows}, seed {self.rules.seed}, incarnation {dead.incarnation}, "
-            f"last actions {actions}) died: {words}"
+            f"last actions {actions}){DIED}{words}"
         )
         # The first request of a group begins an episode; only what comes after it is a step.
         steps = self.exchange.dones[:, dead.number] - self.done_at_birth[dead.number]

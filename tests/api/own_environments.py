@@ -42,3 +42,15 @@ def doubled(env: gymnasium.Env) -> gymnasium.Env:
 
 def no_environment() -> str:
     return "nothing"
+
+
+class Breaks(Line):
+    """Raises at the 100th step of a process."""
+
+    taken = 0
+
+    def step(self, action: int) -> Any:
+        Breaks.taken += 1
+        if Breaks.taken == 100:
+            raise KeyError("broken env")
+        return super().step(action)

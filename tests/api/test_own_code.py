@@ -290,3 +290,28 @@ def test_fields_that_an_own_configuration_lacks_are_neither_offered_nor_accepted
     assert "--algorithm.weight-of-values" in text and "--algorithm.epochs" not in text
     assert main(["plan", "a2c-catch", "--algorithm", f"{FILE}:SameA2C", "--algorithm.entropy-coef", "2"]) == 0
     assert "1 update of" in capsys.readouterr().out
+
+
+def test_what_cannot_be_drawn_is_not_offered_to_be_watched(tmp_path, capsys):
+    """`Line` has no render()."""
+    flags = ["--run.steps", "600", "--topology", "serial", "--run.name", "line"]
+    assert main(["train", "ppo-gym", "--env.id", f"{ENVS}:Line", *flags]) == 0
+    assert "phalanx eval" in (shown := capsys.readouterr().out) and "phalanx play" not in shown
+    assert main(["play", "runs/line", "--video", "play.gif"]) == 2
+    assert capsys.readouterr().err.startswith("phalanx: Line cannot be drawn: it has no render() for rgb_array; ")
+    assert list(tmp_path.glob("*play*")) == []
+    assert main(["export", "runs/line", "out", "--games", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "the export has no video: Line cannot be drawn" in shown.err and "Traceback" not in shown.err
+    assert shown.out.splitlines()[-1] == "next: phalanx eval out"
+
+
+def test_deaths_of_workers_are_told_once_each_and_counted_at_the_end(tmp_path, capsys):
+    overrides = {**SMALL, "topology": "synchronous", "sampler.workers": 2, "sampler.decorrelation": 0}
+    run = phalanx.train("ppo-gym", env=f"{ENVS}:Breaks", overrides=overrides)
+    assert run.end == "256 steps done" and run.deaths == {"KeyError: 'broken env'": 2}
+    shown = capsys.readouterr()
+    shown = shown.out + shown.err
+    assert shown.count("Traceback (most recent call last)") == 2  # of the environment, and of the worker around it
+    assert len([line for line in shown.splitlines() if line.endswith("died: KeyError: 'broken env'")]) == 1
+    assert "\n2 workers died (2 x KeyError: 'broken env')\n" in shown

@@ -19,6 +19,7 @@ import phalanx
 from phalanx.bench import machine as bench
 from phalanx.cli.main import main
 from phalanx.config.presets import PRESETS, preset
+from phalanx.config.stored import save
 from phalanx.errors import UserError
 from phalanx.registry import memory_of
 
@@ -419,3 +420,21 @@ def test_a_reader_that_is_gone_is_no_traceback():
         os.close(write)
     assert result.returncode == 1
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["plan", "train", "resume"])
+@pytest.mark.parametrize("name", ["gorila-catch", "dba3c-catch"])
+def test_a_missing_ray_is_told_before_anything_is_made(complaint, tmp_path, monkeypatch, verb, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("phalanx.probe.find_spec", lambda module: None if module == "ray" else object())
+    what = name
+    if verb == "resume":
+        (tmp_path / "old").mkdir()
+        save(preset(name).validate(), tmp_path / "old/config.json")
+        what = "old"
+    before = sorted(tmp_path.rglob("*"))
+    said = complaint(verb, what)
+    assert said.startswith(
+        f"phalanx: topology {name.partition('-')[0]} needs Ray, on one machine, too; install it with"
+    )
+    assert sorted(tmp_path.rglob("*")) == before

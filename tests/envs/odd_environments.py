@@ -70,3 +70,32 @@ class FewTorques(gymnasium.ActionWrapper):
 gymnasium.register(
     "Odd/FewTorques-v0", entry_point=lambda **options: FewTorques(gymnasium.make("Pendulum-v1", **options))
 )
+
+
+class Mistaken(gymnasium.Env):
+    """Breaks the contract of Gymnasium in one way."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.observation_space = Dict({"a": Box(0, 1, (3,))}) if way == "keys" else Box(0, 255, (12, 12, 3), np.uint8)
+        if way == "flat":
+            self.observation_space = Dict({"a": Box(0, 1, (3,)), "b": Discrete(3)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.way in ("keys", "flat"):
+            return {"c": np.zeros(3)}, {}
+        shown = np.zeros((6, 12, 3) if self.way == "shape" else (12, 12, 3), np.uint8)
+        return shown if self.way == "reset" else (shown, {})
+
+    def step(self, action: int) -> Any:
+        shown = np.zeros((12, 12, 4) if self.way == "later" else (12, 12, 3), np.uint8)
+        if self.way == "own":
+            (_, _) = (1, 2, 3)
+        if self.way == "old":
+            return shown, 0.0, False, {}
+        return 1.0 if self.way == "alone" else (shown, 0.0, False, False, {})
+
+
+gymnasium.register("Odd/Mistaken-v0", entry_point=Mistaken, max_episode_steps=9, disable_env_checker=True)

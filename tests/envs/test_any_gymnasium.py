@@ -3,16 +3,21 @@ docs/environments.md promises."""
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 import phalanx
 from phalanx.cli.main import main
+from phalanx.config import GymnasiumConfig
+from phalanx.envs.gymnasium import GymnasiumEnv
+from phalanx.errors import UserError
 from whole_runs import newest, same
 
 SMALL = ("--sampler.environments", 4, "--sampler.horizon", 8, "--run.device", "cpu")
@@ -146,3 +151,37 @@ def test_others_are_refused_with_one_sentence(
     assert main(["plan", "a2c-gym", "--env.id", id]) == 2
     told = capsys.readouterr().err
     assert re.search(sentence, told) and len(told.strip().splitlines()) == 1
+
+
+RETURNS = r"5 values \(observation, reward, terminated, truncated, info\)"
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["class", "registered"])  # there Gymnasium unpacks first
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("shape", r"reset returned an observation of shape \(6, 12, 3\), but its observation_space has \(12, 12, 3\)"),
+        ("later", r"step returned an observation of shape \(12, 12, 4\), but its observation_space has \(12, 12, 3\)"),
+        ("keys", "reset returned an observation without 'a', which its observation_space has"),
+        ("flat", r"reset returned {'c': array\(\[0., 0., 0.\]\)}, but its observation_space is Dict\("),
+        ("reset", r"reset must return 2 values \(observation, info\), not "),
+        ("old", f"step must return {RETURNS}, not 4"),
+        ("alone", f"step must return {RETURNS}, not one float"),
+    ],
+)
+def test_what_breaks_the_contract_of_gymnasium_is_told_in_its_terms(way: str, words: str, registered: bool) -> None:
+    name = "odd_environments:Odd/Mistaken-v0" if registered else "odd_environments:Mistaken"
+    env = GymnasiumEnv(GymnasiumConfig(name, kwargs=json.dumps({"way": way})), np.random.SeedSequence(0))
+    frame = np.empty(env.spec.frame_shape, env.spec.frame_dtype)
+    with pytest.raises(UserError, match=f"^Mistaken.{words}"):
+        env.reset(frame)
+        env.step(0, frame)
+
+
+def test_an_error_of_the_environment_itself_stays_what_it_is() -> None:
+    config = GymnasiumConfig("odd_environments:Mistaken", kwargs='{"way": "own"}')
+    env = GymnasiumEnv(config, np.random.SeedSequence(0))
+    frame = np.empty(env.spec.frame_shape, env.spec.frame_dtype)
+    env.reset(frame)
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        env.step(0, frame)

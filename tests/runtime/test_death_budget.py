@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.errors import RunError
-from phalanx.runtime.deaths import HOUR, DeathBudget
+from phalanx.runtime.deaths import HOUR, DeathBudget, Deaths
 
 
 def test_a_death_now_and_then_never_ends_a_run():
@@ -34,3 +34,16 @@ def test_deaths_in_a_row_are_those_of_one_child_that_did_nothing():
     budget.count(1, did_something=False)
     with pytest.raises(RunError, match="env worker 0 died 3 times in a row without a step"):
         budget.count(0, did_something=False)
+
+
+def test_a_cause_is_told_with_its_traceback_once_and_counted():
+    deaths = Deaths()
+    broken = "env worker {} (environments [3]) died: Traceback:\n  File x\n{}"
+    cause = "phalanx.errors.EnvironmentFailed: environment {} raised KeyError: 'left'"
+    assert str(deaths) == ""
+    assert deaths.told(first := broken.format(0, cause.format(3))) == first
+    assert deaths.told(broken.format(1, cause.format(7))) == ("env worker 1 (environments [3]) died: KeyError: 'left'")
+    assert deaths.told("replica 1 died: killed by SIGKILL") == "replica 1 died: killed by SIGKILL"
+    assert deaths.told("nothing happened") == "nothing happened"
+    assert deaths.told(other := broken.format(1, "MemoryError")) == other
+    assert str(deaths) == "4 workers died (2 x KeyError: 'left', 1 x killed by SIGKILL, 1 x MemoryError)"

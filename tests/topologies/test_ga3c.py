@@ -15,6 +15,9 @@ import pytest
 import torch
 from node_runs import PATIENCE, experiment_of, node_of
 
+from phalanx.cli.main import main
+from phalanx.config.overrides import with_overrides
+from phalanx.config.presets import preset
 from phalanx.replica import node as node_module
 from phalanx.runs.keeper import holds_games
 from phalanx.topologies import ga3c
@@ -235,6 +238,30 @@ def test_catch_is_learnt_and_recorded(train, tmp_path, preset, flags):
     assert {"queue_prediction", "queue_training", "held", "lag_max"} <= set(last)
 
 
+def test_a_preset_makes_about_as_many_updates_here_as_elsewhere(train, tmp_path, capsys):
+    """Though its trainers are handed short segments: PPO would make an update of each minibatch of each of them."""
+    flags = ("--sampler.environments", 4, "--sampler.horizon", 64, "--algorithm.minibatches", 4)
+    assert main(["plan", "ppo-catch", *map(str, FEW), *map(str, flags)]) == 0
+    epochs = preset("ppo-catch").algorithm.epochs
+    said = f"{epochs} epochs x 4 minibatches from segments of at least 256 steps together, a rollout of 4 x 64; "
+    assert said in capsys.readouterr().out
+    assert train("ppo-catch", *FEW, *flags, steps=1280) == 0
+    last = records(tmp_path / "run")[-1]
+    assert last["steps"] == 1280  # 5 rollouts, and what the two trainers have left at the end
+    assert 0 < last["updates"] <= (5 + 2) * 4 * epochs
+
+
+def test_what_a_trainer_learns_from_at_once_follows_from_the_rollout_and_the_queue():
+    asked = with_overrides(preset("ppo-gym"), {"topology": "ga3c"})
+    assert asked.validate().topology.min_batch == 8 * 128
+    assert with_overrides(asked, {"topology.queue": 3}).validate().topology.min_batch == 3 * 128
+    assert with_overrides(asked, {"topology.min_batch": 7}).validate().topology.min_batch == 7
+    assert with_overrides(asked, {"sampler.environments": 4}).validate().topology.min_batch == 4 * 128
+    batch = {"topology": "ga3c", "sampler.horizon": 0, "sampler.batch": 512}
+    assert with_overrides(preset("ppo-gym"), batch).validate().topology.min_batch == 512
+    assert preset("ga3c").validate().topology.min_batch == 20
+
+
 def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path, monkeypatch):
     """And its games go on: nothing is played at random before they do."""
     make_agents, seen = ga3c.make_agents, []
@@ -245,7 +272,7 @@ def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path, monkeypa
 
     monkeypatch.setattr(ga3c, "make_agents", noted)
     size = ("--sampler.environments", 4, "--sampler.horizon", 5, "--sampler.decorrelation", 20)
-    flags = ("a2c-catch", *FEW, *size, "--topology.queue", 3)
+    flags = ("a2c-catch", *FEW, *size, "--topology.queue", 3, "--topology.min-batch", 1)
     often = ("--run.checkpoint-updates", 150, "--run.keep-checkpoints", 99)
     assert train(*flags, *often, steps=2000) == 0
     first = newest(tmp_path / "run")
