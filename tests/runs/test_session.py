@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -374,5 +375,6 @@ def test_suggested_commands_quote_their_paths(train, tmp_path, capsys):
     assert train("a2c-catch", "--topology", "serial", name="my run") == 0
     quoted = f"'{tmp_path}/my run'"
     shown = capsys.readouterr().out
-    commands = (f"eval {quoted}", f"play {quoted} --video play.mp4", f"resume {quoted}")
+    steps = json.loads((tmp_path / "my run/config.json").read_text())["run"]["steps"]
+    commands = (f"eval {quoted}", f"play {quoted} --video play.mp4", f"resume {quoted} --run.steps {2 * steps}")
     assert shown.endswith("next: " + "      ".join(f"phalanx {command}\n" for command in commands))
