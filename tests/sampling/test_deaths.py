@@ -248,7 +248,7 @@ def test_a_restore_that_fails_is_an_error():
         envs.close()
 
 
-@pytest.mark.parametrize("decorrelation", [0, 20])
+@pytest.mark.parametrize("decorrelation", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_worker_that_is_slow_does_not_hang(decorrelation):
     """No group is done within the timeout, but environments take steps."""
     rules = SlotRules(seed=2, decorrelation=decorrelation)

@@ -58,10 +58,10 @@ def test_one_replica_is_serial(train, tmp_path, learner):
     ids=["a2c", "ppo", "dqn", "c51", "rainbow", "appo"],
 )
 def test_four_replicas_learn_catch(train, tmp_path, learner, flags, steps):
-    assert train(*LEARNERS[learner], *SMALL, *replicas(4, *flags), "--run.log-every", 0.2, steps=steps) == 0
+    ends = ("--run.log-every", 0.2, "--run.target-score", 0.4)
+    assert train(*LEARNERS[learner], *SMALL, *replicas(4, *flags), *ends, steps=steps) == 0
     lines = records(tmp_path / "run")
     assert lines[-1]["score"] > 0.2  # random play has -0.6; who pushes when differs from run to run
-    assert lines[-1]["steps"] >= steps
     assert max(line.get("staleness_max", 0) for line in lines) > 0  # they did not take turns
     assert lines[-1]["version"] > 0
 
@@ -102,7 +102,7 @@ class TestResume:
         after = newest(tmp_path / "run")
         assert after.steps >= 8000 and after.state["clocks"]["updates"] > before.state["clocks"]["updates"]
 
-    @pytest.mark.parametrize("rule", ["adam", "rmsprop"])
+    @pytest.mark.parametrize("rule", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
     def test_with_another_number_of_replicas_or_another_topology(self, train, resume, tmp_path, rule):
         assert train(*LEARNERS["a2c"], *SMALL, *replicas(2), "--optimizer.rule", rule, steps=4000) == 0
         steps = 4000

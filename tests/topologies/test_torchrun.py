@@ -67,7 +67,7 @@ def test_it_learns_what_one_host_does(train, tmp_path):
         assert same(theirs.state[part], own.state[part]), part
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_death_of_one_is_named_and_a_restart_goes_on(tmp_path, victim):
     launcher = torchrun(tmp_path, "--run.steps", "1000000", restarts=1)
     metrics = tmp_path / "run/metrics.jsonl"
