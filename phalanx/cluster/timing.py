@@ -22,6 +22,7 @@ from phalanx.runtime.share import Share
 from phalanx.types import Progress
 
 WARM_UP = 100  # calls that are not measured
+PATIENCE = 120.0  # seconds for an answer
 AT_ONCE = 16  # calls that are asked for together, so that nobody waits between them
 MEMBERS, TURNS = 500, 20  # of a fleet whose sums are measured
 SUMS = 3  # over all members, that the driver makes for each turn of one
@@ -56,22 +57,22 @@ def measure_ray(calls: int) -> RayTimes:
     """So many calls of each kind on a Ray of its own."""
     with running("") as ray:
         actor: Any = ray.remote(Answering).options(num_cpus=0).remote()
-        ray.get([actor.nothing.remote(0) for _ in range(WARM_UP)])
-        server, caller = ray.get(actor.used.remote()), time.process_time()
+        ray.get([actor.nothing.remote(0) for _ in range(WARM_UP)], timeout=PATIENCE)
+        server, caller = ray.get(actor.used.remote(), timeout=PATIENCE), time.process_time()
         for number in range(0, calls, AT_ONCE):
-            ray.get([actor.nothing.remote(number) for _ in range(AT_ONCE)])
+            ray.get([actor.nothing.remote(number) for _ in range(AT_ONCE)], timeout=PATIENCE)
         made = -(-calls // AT_ONCE) * AT_ONCE
         send = (time.process_time() - caller) / made
-        call = (ray.get(actor.used.remote()) - server) / made
+        call = (ray.get(actor.used.remote(), timeout=PATIENCE) - server) / made
         trips = []
         for number in range(calls // 4):
             began = time.perf_counter()
-            ray.get(actor.nothing.remote(number))
+            ray.get(actor.nothing.remote(number), timeout=PATIENCE)
             trips.append(time.perf_counter() - began)
         trip = sorted(trips)[len(trips) // 4]  # few of them met anybody else
         caller = time.process_time()
         for _ in range(0, calls, AT_ONCE):
-            ray.get([actor.done.remote() for _ in range(AT_ONCE)])
+            ray.get([actor.done.remote() for _ in range(AT_ONCE)], timeout=PATIENCE)
         tell = (time.process_time() - caller) / made
         return RayTimes(call, send, max(0.0, trip - call - send) / 2, tell, adding_up())
 

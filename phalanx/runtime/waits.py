@@ -28,10 +28,6 @@ class SleepAtOnce:
         self._over = threading.Event()
         self._idle: list[threading.Thread] = []
 
-    @property
-    def is_on(self) -> bool:
-        return bool(self._idle)
-
     def switch(self, on: bool) -> None:
         import torch
 
@@ -57,7 +53,7 @@ class SleepAtOnce:
             torch.zeros(TEAM).add_(1.0)
         finally:
             is_up.set()
-        self._over.wait()
+        self._over.wait()  # as long as the switch is on: it is what keeps the team
 
 
 def idle_teams(cores: int, threads: int) -> int:

@@ -60,7 +60,7 @@ class Hosts:
         for child in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            child.wait(60)
         for name in self.names:
             with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
                 inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30)

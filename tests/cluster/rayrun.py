@@ -43,7 +43,7 @@ class RayRun:
     def __exit__(self, *exception):
         for process in [self.driver.pid, *self.processes()]:
             kill(process)
-        self.driver.wait()
+        self.driver.wait(60)
         self.output.close()
 
     def processes(self, kind=""):

@@ -34,7 +34,7 @@ def test_dba3c_learns_whoever_dies_and_leaves_nothing_when_it_is_killed(tmp_path
         run.wait_for_updates()
         run.wait(lambda: run.score >= 0.8, "Catch was not learnt")
         run.driver.kill()
-        run.driver.wait()
+        run.driver.wait(60)
         run.nothing_is_left()
         updates = [record["updates"] for record in run.records()]
         assert updates == sorted(updates)

@@ -94,7 +94,7 @@ def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place):
             run.wait_for_updates()
         finally:
             run.driver.kill()
-            run.driver.wait()
+            run.driver.wait(60)
         wait_until(lambda: not ours(), 60, lambda: str(ours()))
         assert cluster.head_node.all_processes
     finally:

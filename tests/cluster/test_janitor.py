@@ -30,7 +30,7 @@ def test_processes_are_found_by_their_environment_or_by_their_logs(tmp_path):
     finally:
         for process in (marked, logging, other):
             process.kill()
-            process.wait()
+            process.wait(60)
             process.stdout.close()
 
 

@@ -83,7 +83,7 @@ def test_nothing_is_left_of_a_run_that_is_killed_while_it_starts(tmp_path, momen
     with RayRun(tmp_path, "dba3c-catch", "--run.steps", "10000000") as run:
         run.wait(lambda: run.processes(moment), f"no process {moment}")
         run.driver.kill()
-        run.driver.wait()
+        run.driver.wait(60)
         run.nothing_is_left()
     assert ray_directories() <= before
 

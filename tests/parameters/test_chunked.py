@@ -137,7 +137,7 @@ def test_a_lock_that_is_held_for_ever_is_an_error_and_free_when_its_owner_dies(m
         push(store, torch.ones(100))
     assert torch.equal(central.vectors()[0], before)
     holder.kill()
-    holder.wait()
+    holder.wait(60)
     assert push(store, torch.ones(100)) == 1
 
 

@@ -230,7 +230,8 @@ def test_a_saver_writes_what_was_there_when_it_was_asked_for(name: str, tmp_path
     thread.start()
     for _ in range(8):
         going.put(story.rollout(5))
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     saver.release()
     for steps in story.steps:
         del steps[written:]

@@ -265,7 +265,8 @@ def test_a_memory_is_saved_as_it_was_while_it_goes_on(tmp_path: Path, monkeypatc
     thread.start()
     for _ in range(9):
         replay.put(streams.rollout(6))
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     copy.restore(state, tmp_path)
     for name, table in before.items():
         assert torch.equal(getattr(copy.storage, name), table), name

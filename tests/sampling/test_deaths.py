@@ -362,7 +362,7 @@ def test_workers_leave_when_the_owner_is_killed(hang, tmp_path):
     workers = descendants(owner.pid)
     assert len(workers) == 2
     owner.kill()
-    owner.wait()
+    owner.wait(60)
     deadline = time.monotonic() + 5
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)

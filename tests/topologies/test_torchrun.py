@@ -101,7 +101,7 @@ def test_the_end_of_the_launcher_is_the_end_of_all_with_a_checkpoint(tmp_path):
     try:
         assert len(processes) >= 2
         launcher.kill()
-        launcher.wait()
+        launcher.wait(60)
         wait_until(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()], seconds=60)
         assert newest(tmp_path / "run").steps >= records(tmp_path / "run")[-1]["steps"] > 0
         assert "stopped by SIGTERM" in (tmp_path / "run/events.log").read_text()
