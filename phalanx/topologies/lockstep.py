@@ -91,6 +91,8 @@ def serve(order: ReplicaOrder, parent: Parent) -> None:
                 while True:
                     member.hear()
                     member.answer()
+            finally:  # gloo's threads must have ended when the interpreter does, or they abort it
+                member.store.leave()
     except (UserError, RunError) as error:  # in the making of its environments, say
         parent.tell(("failed", str(error)))
         parent.hear()

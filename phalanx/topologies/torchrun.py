@@ -54,6 +54,7 @@ from phalanx.types import Progress
 
 LONGEST_WAIT = 3600.0  # seconds that rank 0 may take between two iterations, for an evaluation or a checkpoint
 HEARTBEAT = 0.25  # seconds between two signs of life
+FAREWELL = 5.0  # seconds that the last of them may take
 ROLL_CALL = 1.2  # seconds without one after which a process is dead; a signal to stop leaves two for everything
 
 
@@ -70,12 +71,12 @@ def train(launch: Launch, experiment: Experiment, directory: Path | None = None)
     if launch.rank == 0:
         check_pieces(experiment)
     place = directory or Path(experiment.run.directory) / experiment.run.name
-    job = Job(launch, place)
-    try:
-        experiment = job.group.object_of(0, experiment)
-        return lead(job, experiment, directory) if launch.rank == 0 else follow(job, experiment)
-    except PeerLost:
-        raise RunError(f"{job.roll_call()}, before the run began") from None
+    with Job(launch, place) as job:
+        try:
+            experiment = job.group.object_of(0, experiment)
+            return lead(job, experiment, directory) if launch.rank == 0 else follow(job, experiment)
+        except PeerLost:
+            raise RunError(f"{job.roll_call()}, before the run began") from None
 
 
 def end_with_launcher(launch: Launch) -> None:
@@ -102,17 +103,36 @@ class Job:
         self.nccl = gpus >= launch.local_size
         self.alive = set(range(launch.size))
         self.beats = [f"beats-{launch.restarts}-{rank}" for rank in range(launch.size)]
-        threading.Thread(target=self._show_life, name="heartbeat", daemon=True).start()
-        self.group = Group(
-            self.meeting,
-            launch.restarts,
-            launch.rank,
-            launch.size,
-            torch.device("cuda" if self.nccl else "cpu"),
-            LONGEST_WAIT,
-            self.nccl,
-            launch.address,
-        )
+        self.ends = threading.Event()
+        self.heart = threading.Thread(target=self._show_life, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Job:
+        self.heart.start()
+        try:
+            self.group = Group(
+                self.meeting,
+                self.launch.restarts,
+                self.launch.rank,
+                self.launch.size,
+                torch.device("cuda" if self.nccl else "cpu"),
+                LONGEST_WAIT,
+                self.nccl,
+                self.launch.address,
+            )
+        except PeerLost:
+            words = f"{self.roll_call()}, before the run began"
+            self._stop_heart()
+            raise RunError(words) from None
+        except BaseException:
+            self._stop_heart()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """The interpreter aborts if it ends while a thread of torch still needs it: the heartbeat within torch's store,
+        or one of gloo that lets go of the tensors it has sent."""
+        self._stop_heart()
+        self.group.close()
 
     def roll_call(self) -> str:
         """Somebody is lost: who, in words."""
@@ -125,11 +145,14 @@ class Job:
         dead = sorted(set(range(self.launch.size)) - self.alive)
         return f"rank {', '.join(map(str, dead))} died" if dead else "the processes of the job lost each other"
 
+    def _stop_heart(self) -> None:
+        self.ends.set()
+        self.heart.join(FAREWELL)
+
     def _show_life(self) -> None:
         with contextlib.suppress(RuntimeError):  # nobody is left to see it
-            while True:
+            while not self.ends.wait(HEARTBEAT):
                 self.meeting.add(self.beats[self.launch.rank], 1)
-                time.sleep(HEARTBEAT)
 
     def make_replica(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, event: Any) -> Replica:
         clocks = LockstepClocks(np.zeros((self.launch.size, 4), np.int64), self.launch.rank, self.group.gather)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,13 +59,41 @@ def ranks(launcher: int) -> dict[int, int]:
 
 def test_it_learns_what_one_host_does(train, tmp_path):
     launcher = torchrun(tmp_path, "--run.steps", "4096")
-    assert launcher.wait(timeout=120) == 0
+    assert launcher.wait(timeout=120) == 0, (tmp_path / "output.txt").read_text()
     flags = ("--topology", "synchronous", "--topology.replicas", 2, "--sampler.decorrelation", 10, "--run.threads", 1)
     assert train("a2c-catch", *flags, name="own", steps=4096) == 0
     theirs, own = newest(tmp_path / "run"), newest(tmp_path / "own")
     assert same(theirs.weights, own.weights)
     for part in ("clocks", "store", "replicas"):
         assert same(theirs.state[part], own.state[part]), part
+
+
+NAME_THREADS = """
+import atexit, pathlib, threading
+from phalanx.cli.main import entry
+def name_threads():
+    print("Python's at the end:", [thread.name for thread in threading.enumerate()])
+    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    print("gloo's at the end:", [name for name in names if "gloo" in name])
+atexit.register(name_threads)
+entry()
+"""
+
+
+def test_nobody_speaks_to_the_others_when_the_interpreter_ends(tmp_path):
+    """A sign of life on its way, or gloo's thread with the last tensor, then aborted the process, and torchrun called
+    the whole job failed."""
+    command = [sys.executable, "-c", NAME_THREADS, "train", "a2c-catch", "--topology", "synchronous", *FLAGS]
+    command += ["--run.name", "run", "--run.steps", "512", "--run.directory", str(tmp_path)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    alone |= {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "0"}
+    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ended = subprocess.run(command, env={**os.environ, **alone, **path}, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "Python's at the end: ['MainThread']" in ended.stdout
+    assert "gloo's at the end: []" in ended.stdout
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
