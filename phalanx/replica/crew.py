@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from phalanx.errors import RunError
+from phalanx.runtime.deadline import Deadline
 
 TURN = 0.05  # seconds that a turn may wait for work
-JOIN_SECONDS = 2.0  # that threads may take to end
 
 
 class Hand(Protocol):
@@ -103,12 +102,11 @@ class Crew:
         with self.lock:
             self.wanted, self.dismissed = 0, True
 
-    def close(self) -> None:
-        """End all of them; a thread that does not end is left behind, and dies with the process."""
+    def close(self, end: Deadline) -> None:
+        """End all of them by then; a thread that does not end is left behind, and dies with the process."""
         self.dismiss()
-        deadline = time.monotonic() + JOIN_SECONDS
         for thread in list(self.threads.values()):
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(end.left)
 
     def _work(self, number: int) -> None:
         hand = self.hands[number]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from phalanx.config import Experiment, GA3CConfig
+from phalanx.errors import RunError
 from phalanx.learning.averages import MetricAverager
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.followed import FollowedParameters
@@ -30,8 +31,9 @@ from phalanx.parameters.locked import SharedParameters
 from phalanx.replica.build import acting_copy, flatten, local_store, make_decoder, make_learner, make_model
 from phalanx.replica.crew import Crew, Gate
 from phalanx.replica.report import Report, Snapshot
-from phalanx.replica.trainer import Trainer
+from phalanx.replica.trainer import LONG_UPDATE, Trainer
 from phalanx.runtime.clocks import VERSION, Clocks
+from phalanx.runtime.deadline import Deadline
 from phalanx.runtime.device import Compute, on_stream, restore_generator
 from phalanx.runtime.pages import lock_pages, mapped, unlock_pages
 from phalanx.runtime.seeds import Role, number
@@ -50,6 +52,8 @@ Shared = SharedParameters | FollowedParameters
 """Parameters that all threads of a node use, wherever they are kept."""
 
 PAUSE_SECONDS = 60.0  # that an update, or an inference, may take before a pause is given up
+LEAVE_SECONDS = 2.0  # that threads and agents, told at the same time, may take to leave
+SOON = 0.4  # in the place of each of these after a signal or an error: with its grace, an end waits for 3 s at most
 LOOK_EVERY = 0.05  # seconds between two looks at the agents
 RATE_SECONDS = 5.0  # over which rates and depths are averaged
 THREADS = 1_000  # of a kind in a node, at most: the next node's random streams begin there
@@ -106,6 +110,7 @@ class Node:
         self.predictors = Crew("predictor", self._make_predictor, self.gate, self.alarm)
         self.trainers = Crew("trainer", self._make_trainer, self.gate, self.alarm)
         self.tuner_state: dict[str, Any] | None = None  # of whoever moves the numbers; kept in checkpoints
+        self.ends = False  # must the run end soon, because of a signal or an error?
         self.waited = (time.monotonic(), 0.0, 0.0)  # when idle shares were asked for last, and the seconds idle by then
         self.window: deque[tuple[float, np.ndarray]] = deque()  # times, and what had been counted then
         if compute.graphs:
@@ -136,7 +141,11 @@ class Node:
 
     def pause(self) -> None:
         """Nobody works any more: what is reported next is all that the last checkpoint holds."""
-        self.gate.close(PAUSE_SECONDS)
+        try:
+            self.gate.close(self._patience(PAUSE_SECONDS))
+        except RunError:
+            if not self.ends:  # else the last snapshot does without whoever hangs
+                raise
 
     @property
     def progress(self) -> Progress:
@@ -167,21 +176,49 @@ class Node:
 
     def snapshot(self, with_envs: bool = True) -> Snapshot:
         """Of a moment in which predictors and trainers pause. With environments, once their steps are done."""
+        if not with_envs:  # something ends the run
+            self.leave()
+        if self.ends:
+            return self._last_snapshot(with_envs)
         with self.gate.shut(PAUSE_SECONDS):
-            for trainer in self._trainers:
+            return self._snapshot(with_envs)
+
+    def _last_snapshot(self, with_envs: bool) -> Snapshot:
+        """Of a run that must end soon: what is kept is all but what a thread is at that does not end its turn. Nobody
+        begins another one."""
+        stuck: list[Trainer] = []
+        try:
+            self.gate.close(self._patience(PAUSE_SECONDS))
+        except RunError as error:
+            stuck = [trainer for trainer in self._trainers if trainer.learning.locked()]
+            with_envs = with_envs and self.gate.inside == len(stuck)  # else a predictor is amid open segments
+            kept = "all but its batch" if with_envs else "neither games nor what it was at"
+            self.tell(f"{error}; the last checkpoint holds {kept}")
+        return self._snapshot(with_envs, stuck)
+
+    def _snapshot(self, with_envs: bool, stuck: Sequence[Trainer] = ()) -> Snapshot:
+        for trainer in self._trainers:
+            if trainer not in stuck:
                 trainer.leave()
-            games = with_envs and self.agents.all_arrived(self.experiment.sampler.step_timeout)
-            node = {
-                "predictors": [predictor.generator.get_state() for predictor in self._predictors],
-                "trainers": [trainer.state() for trainer in self._trainers],
-                "queue": [segment.state() for segment in self.queue.segments],
-                "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
-                "tuner": self.tuner_state,
-            }
-            replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
-            snapshot = Snapshot(self.weights(), self.progress, self.store.state(), [replica])
-            self._finish_on_device()  # before threads write again
-            return snapshot
+        seconds = self._patience(self.experiment.sampler.step_timeout)
+        games = with_envs and self.agents.all_arrived(seconds)
+        if with_envs and not games:
+            self.tell(f"not every agent ended its step within {seconds:.1f} s; the checkpoint holds no games")
+        node = {
+            "predictors": [predictor.generator.get_state() for predictor in self._predictors],
+            "trainers": [trainer.state() for trainer in self._trainers],
+            "queue": [segment.state() for segment in list(self.queue.segments)],
+            "games": {"agents": self.agents.state(), "open": self.segments.state()} if games else None,
+            "tuner": self.tuner_state,
+        }
+        replica = {"learner": {}, "experience": {}, "sampling": None, "node": node}
+        snapshot = Snapshot(self.weights(), self.progress, self.store.state(), [replica])
+        self._finish_on_device()  # before threads write again
+        return snapshot
+
+    def _patience(self, seconds: float) -> float:
+        """How long others may take to end what they are at."""
+        return SOON if self.ends else seconds
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         """Before `resize`. Games of another topology, or of another number of environments, are not gone on with."""
@@ -235,16 +272,20 @@ class Node:
         return shares[0] / elapsed, shares[1] / elapsed
 
     def leave(self) -> None:
-        """Nothing of a node has to be finished first."""
+        """The run must end soon: nobody is waited for long any more."""
+        self.ends = True
 
     def __enter__(self) -> Node:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.predictors.dismiss()  # first both, then they end at the same time
+        """Threads and agents have one limit together."""
+        end = Deadline(self._patience(LEAVE_SECONDS))
+        self.predictors.dismiss()
         self.trainers.dismiss()
-        self.predictors.close()
-        self.trainers.close()
+        self.agents.dismiss(end)
+        self.predictors.close(end)
+        self.trainers.close(end)
         if self.compute.graphs:
             torch.cuda.synchronize()
             unlock_pages(self.agents.exchange.memory_array)
@@ -273,7 +314,7 @@ class Node:
             lengths += taken(predictor.lengths)
             add(seconds, predictor.timing.take())
         for trainer in self._trainers:
-            own, logged, spent = trainer.take_numbers()
+            own, logged, spent = trainer.take_numbers(0.0 if self.ends else LONG_UPDATE)
             lags += own
             metrics.add(logged)  # each trainer may have logged other names than the rest
             add(seconds, spent)

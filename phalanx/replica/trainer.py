@@ -73,10 +73,10 @@ class Trainer:
         self.queue.put_back(self.batch)
         self.batch, self.rows = [], 0
 
-    def take_numbers(self) -> tuple[Counter[int], dict[str, float], dict[str, float]]:
+    def take_numbers(self, patience: float = LONG_UPDATE) -> tuple[Counter[int], dict[str, float], dict[str, float]]:
         """The lags of the rows learnt from, the means of what was logged, and the seconds by stage, since the last
         call. Nothing while an update takes long, as one does that waits for other nodes: the next call has it."""
-        if not self.learning.acquire(timeout=LONG_UPDATE):
+        if not self.learning.acquire(timeout=patience):
             return Counter(), {}, {}
         try:
             with on_stream(self.stream):

@@ -140,7 +140,7 @@ class Child:
         """Wait for the end of a child that was said goodbye; one that does not leave in time is killed."""
         if self.process is not None:
             try:
-                self.process.wait(timeout=max(0.01, seconds))
+                self.process.wait(timeout=max(0.0, seconds))
             except subprocess.TimeoutExpired:
                 self.kill()
         self.release()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from phalanx.errors import RunError
 from phalanx.runtime.child import STOP_TIMEOUT
+from phalanx.runtime.deadline import Deadline
 from phalanx.runtime.deaths import DIED, DeathBudget
 from phalanx.sampling.exchange import WAKE, Exchange, Layout
 from phalanx.sampling.handle import WorkerHandle
@@ -61,20 +61,27 @@ class WorkerPool:
         self.output = WorkerOutput()
         self.births = 0  # incarnations so far; no seed is used twice
         self.closed = False
+        self.end: Deadline | None = None  # by which workers that were told to leave must be gone
         self.workers: list[WorkerHandle] = []
         self.epoll = select.epoll()
         self.epoll.register(self.owner_wake, WAKE)
+
+    def dismiss(self, end: Deadline) -> None:
+        """Tell every worker to leave by then; `close` waits for them."""
+        self.end = end
+        for worker in self.workers:
+            worker.say_goodbye()
 
     def close(self) -> None:
         """Stop every worker; twice does no harm. A worker that does not leave in time is killed."""
         if self.closed:
             return
         self.closed = True
+        if self.end is None:
+            self.dismiss(Deadline(STOP_TIMEOUT))
+        assert self.end is not None
         for worker in self.workers:
-            worker.say_goodbye()
-        deadline = time.monotonic() + STOP_TIMEOUT
-        for worker in self.workers:
-            worker.join(deadline - time.monotonic())
+            worker.join(self.end.left)
             os.close(worker.wake)
         self.output.close()
         os.close(self.owner_wake)

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from phalanx.errors import RunError
-from phalanx.replica import crew as module
 from phalanx.replica.crew import Crew, Gate
+from phalanx.runtime.deadline import Deadline
 
 PATIENCE = 30.0  # seconds after which a test gives up
 
@@ -74,7 +74,7 @@ def crews():
         for hand in crew.hands:
             if isinstance(hand, Stuck):
                 hand.go.set()
-        crew.close()
+        crew.close(Deadline(PATIENCE))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hand")]
 
 
@@ -198,18 +198,16 @@ def test_they_end_though_the_gate_is_shut(crews):
     until(lambda: all(hand.turns for hand in crew.hands))
     with crews.gate.shut(PATIENCE):
         threads = list(crew.threads.values())
-        crew.close()
+        crew.close(Deadline(PATIENCE))
         assert not [thread for thread in threads if thread.is_alive()]
 
 
-def test_one_that_does_not_end_is_left_behind(crews, monkeypatch):
-    monkeypatch.setattr(module, "JOIN_SECONDS", 0.1)
+def test_one_that_does_not_end_is_left_behind(crews):
     crew = crews(Stuck)
     crew.resize(2)
     until(lambda: all(hand.turns for hand in crew.hands))
-    crew.close()
+    crew.close(Deadline(0.1))
     assert sum(thread.is_alive() for thread in crew.threads.values()) == 2
     crew.hands[0].go.set()
     crew.hands[1].go.set()
-    monkeypatch.undo()
-    crew.close()
+    crew.close(Deadline(PATIENCE))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from node_runs import Driven, experiment_of, node_of
+from node_runs import PATIENCE, Driven, experiment_of, node_of
 
 from phalanx.algorithms.returns import policy_batch
 from phalanx.config import ToyConfig
+from phalanx.replica import node as node_module
 from phalanx.replica.trainer import Trainer
+from phalanx.runtime import deadline
+from phalanx.runtime.signals import GRACE_SECONDS
 from phalanx.sampling.graph_inference import sizes_up_to
 from phalanx.types import Rollout
 from whole_runs import same
@@ -139,3 +145,101 @@ def test_only_agents_that_wait_for_room_are_held():
         for _ in range(6):
             drive.predict()
             assert node.questions.held == 0
+
+
+class Hanging:
+    """In the place of whoever is waited for: every wait lasts as long as it may, on a clock of its own."""
+
+    def __init__(self):
+        self.now, self.said = 0.0, []
+
+    def wait(self, seconds):
+        self.now += seconds
+        return False
+
+    def thread(self):
+        return SimpleNamespace(join=lambda seconds: self.said.append("join thread") or self.wait(seconds))
+
+    def agent(self):
+        def join(seconds):
+            self.said.append("join agent")
+            self.wait(seconds)
+
+        return SimpleNamespace(wake=os.eventfd(0), say_goodbye=lambda: self.said.append("goodbye"), join=join)
+
+    def lock(self):
+        return SimpleNamespace(acquire=lambda timeout: self.wait(timeout), locked=lambda: True)
+
+
+def stop_in_the_loop(node, hanging):
+    """As `ga3c.run` does after a signal that comes when an iteration has just begun."""
+    node.leave()
+    hanging.now += 0.2
+    node.pause()
+    node.iterate(0.0)
+    return node.snapshot(with_envs=True)
+
+
+def interrupted(node, hanging):
+    """The iteration did not end within the grace."""
+    node.leave()
+    hanging.now += GRACE_SECONDS
+    return node.snapshot(with_envs=False)
+
+
+ENDS = {
+    "an ordinary one": lambda node, hanging: None,
+    "a signal": stop_in_the_loop,
+    "an interruption": interrupted,
+    "an error": lambda node, hanging: node.snapshot(with_envs=False),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_all_that_an_end_waits_for_is_three_seconds_together(monkeypatch, end):
+    """Though nobody ends anything. Agents are told to leave before a thread is waited for."""
+    hanging, told = Hanging(), []
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: hanging.now))
+    with node_of(experiment_of(agents=2, rule="sgd"), tell=told.append) as node:
+        for crew in (node.predictors, node.trainers):
+            crew.hands = [crew.hire(rank) for rank in range(3)]
+            crew.threads = {rank: hanging.thread() for rank in range(3)}
+        for trainer in node.trainers.hands:
+            trainer.learning = hanging.lock()
+        node.agents.workers += [hanging.agent() for _ in range(2)]
+        monkeypatch.setattr(node.gate.changed, "wait_for", lambda condition, seconds: hanging.wait(seconds))
+        monkeypatch.setattr(node.agents, "all_arrived", hanging.wait)
+        monkeypatch.setattr(node.agents, "look_after", lambda: None)
+        snapshot = ENDS[end](node, hanging)
+    assert 0 < hanging.now <= 3.0
+    assert hanging.said == ["goodbye"] * 2 + ["join thread"] * 6 + ["join agent"] * 2
+    assert node.agents.closed
+    if snapshot is not None:
+        assert snapshot.weights and snapshot.replicas[0]["node"]["games"] is None and told
+
+
+def test_an_update_that_does_not_end_costs_the_last_checkpoint_its_batch_alone(monkeypatch):
+    monkeypatch.setattr(node_module, "SOON", 0.05)
+    told, begun, go = [], threading.Event(), threading.Event()
+
+    def learn(experience):
+        begun.set()
+        assert go.wait(PATIENCE)
+
+    with node_of(experiment_of(agents=2, min_batch=5, rule="sgd"), tell=told.append) as node:
+        drive = Driven(node)
+        while not len(node.queue):
+            drive.predict()
+        (trainer,) = node.trainers.hands
+        monkeypatch.setattr(trainer.learner, "learn", learn)
+        monkeypatch.setattr(trainer.learner, "check", lambda: None)
+        left = len(node.queue) - 1
+        node.trainers.resize(1)
+        assert begun.wait(PATIENCE)
+        assert node.agents.all_arrived(PATIENCE)
+        node.leave()
+        node.pause()
+        state = node.snapshot(with_envs=True).replicas[0]["node"]
+        go.set()
+    assert state["games"] is not None and len(state["queue"]) == left
+    assert len(told) == 1 and "all but its batch" in told[0]
