@@ -117,7 +117,8 @@ class Node:
             lock_pages(agents.exchange.memory_array)  # for the device to reach the step buffer in place
 
     def resize(self, agents: int, predictors: int, trainers: int) -> None:
-        """So many of each from now on. Agents that are too many end their segments and rest."""
+        """So many of each from now on. Agents that are too many end their segments and rest. Raises OSError where the
+        system starts no more agents."""
         self._finish_on_device()  # new threads have streams of their own
         self.predictors.resize(predictors)
         self.trainers.resize(trainers)
@@ -249,6 +250,11 @@ class Node:
     def _can_go_on(self, games: dict[str, Any]) -> bool:
         """Are they of as many environments, and do they divide among agents of today's size?"""
         return self.segments.fits(games["open"]) and not len(games["agents"]["slots"]) % self.agents.envs_per_agent
+
+    @property
+    def is_up(self) -> bool:
+        """Have all agents that are to play made their environments?"""
+        return all(self.agents.up[: self.agents.playing])
 
     def predictions(self) -> int:
         """Actions chosen so far."""

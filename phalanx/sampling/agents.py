@@ -10,10 +10,11 @@ rest: their processes sleep, and their games stand still until they are wanted a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from phalanx.sampling.slot import EnvFactory, SlotRules, too_long_to_restore
 from phalanx.types import EnvStep
 
 LOOK_AGAIN = 0.05  # seconds after which one looks without having been woken
+SPARE = 32  # descriptors that must stay free for checkpoints and successors when an agent is added
 STOPPED = 1.0  # seconds between two looks after which agents may not have run either, as the whole job was stopped
 
 
@@ -76,14 +78,14 @@ class Agents(WorkerPool):
         return rows.ravel()
 
     def play(self, count: int) -> None:
-        """So many agents are to play from now on; those that were never started begin with their first step."""
-        for number in range(self.started, count):
-            handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
-            self.workers.append(handle)
-            self.up.append(False)
-            self._launch(handle)
-            self.request(np.array([number]))
-        self.playing = count
+        """So many agents are to play from now on; those that were never started begin with their first step. Raises
+        OSError where the system starts no more of them; then those there are play."""
+        try:
+            with self._spare_descriptors() if count > self.started else contextlib.nullcontext():
+                for number in range(self.started, count):
+                    self._add(number)
+        finally:
+            self.playing = min(count, self.started)
 
     def arrived(self) -> np.ndarray:
         """Agents whose newest step is done and that were not asked for another, by number."""
@@ -91,7 +93,10 @@ class Agents(WorkerPool):
         return np.flatnonzero((requests == self.exchange.dones[0]) & (requests > 0))
 
     def request(self, agents: np.ndarray) -> None:
-        """Have agents take their next step, with the actions that stand in `exchange.action`."""
+        """Have agents take their next step, with the actions that stand in `exchange.action`. A thread that was left
+        behind asks nobody: the descriptors may be others' by now."""
+        if self.closed:
+            return
         self.exchange.requests[0, agents] += 1
         for number in agents.tolist():
             os.eventfd_write(self.workers[number].wake, 1)
@@ -101,7 +106,8 @@ class Agents(WorkerPool):
         self.epoll.poll(max(0.0, seconds))
 
     def wake(self) -> None:
-        os.eventfd_write(self.owner_wake, 1)
+        if not self.closed:
+            os.eventfd_write(self.owner_wake, 1)
 
     def look_after(self) -> None:
         """Hear who is up, and replace who has died or hangs; waits for nobody."""
@@ -160,6 +166,29 @@ class Agents(WorkerPool):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _spare_descriptors(self) -> Iterator[None]:
+        """Take some while agents are added, so that these are not the last ones."""
+        with contextlib.ExitStack() as spare:
+            for _ in range(SPARE):
+                spare.callback(os.close, os.dup(self.owner_wake))
+            yield
+
+    def _add(self, number: int) -> None:
+        """Start one that was never started; nothing of it is left if that fails."""
+        handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
+        try:
+            self._launch(handle)
+        except OSError:
+            if handle.process is not None:
+                handle.kill()
+            handle.release()
+            os.close(handle.wake)
+            raise
+        self.workers.append(handle)
+        self.up.append(False)
+        self.request(np.array([number]))
 
     def _launch(self, handle: WorkerHandle) -> None:
         """Start a process and listen to it."""

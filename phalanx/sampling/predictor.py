@@ -66,15 +66,15 @@ class Questions:
         self.held = 0  # and those of them that waited for room in the queue of segments
 
     def take(self, seconds: float) -> Taken | None:
-        """Whoever waits; waits for somebody for so long."""
+        """Whoever waits; waits for somebody for so long. Others may look, and count, meanwhile."""
         deadline = time.monotonic() + seconds
-        with self.lock:
-            while (taken := self._look()) is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                self.agents.wait(min(left, LOOK_AGAIN))
-        return taken
+        while True:
+            with self.lock:
+                taken = self._look()
+            left = deadline - time.monotonic()
+            if taken is not None or left <= 0:
+                return taken
+            self.agents.wait(min(left, LOOK_AGAIN))
 
     def lost(self, steps: int) -> None:
         """So many steps that had begun were cut off, with their agents: others take their place."""

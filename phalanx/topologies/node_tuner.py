@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.config import Experiment, GA3CConfig
+from phalanx.errors import RunError
 from phalanx.files import write_whole
 from phalanx.replica.node import Node
 from phalanx.replica.report import Report
 from phalanx.runtime.seeds import Role, stream
 from phalanx.topologies import tuner_history
 from phalanx.topologies.plain_walk import PlainWalk
-from phalanx.topologies.tuner import Knob, Tuner
+from phalanx.topologies.tuner import Knob, Setting, Tuner
 from phalanx.topologies.window import Reading
 
-SETTLE = 0.2  # of a window, after a change: new agents start, and queues fill or empty
+SETTLE = 0.2  # of a window, after a change: queues fill or empty
+STARTING = 60.0  # seconds that new agents may take to get up before one measures without them
 BUSY = 0.1  # who waits for less of the time than this is the bottleneck
 FULL = 0.5  # of the places in the queue of segments
 
@@ -50,11 +52,12 @@ class NodeTuner:
             self.tuner = PlainWalk(knobs, start, time.monotonic, generator, window)
         if self.tuner is not None:
             self._go_on(self.tuner)
-        node.resize(**(start if self.tuner is None else self.tuner.setting))
+        self.resized: float | None = None  # when, while agents may still be starting
+        self._apply(start if self.tuner is None else self.tuner.setting)
 
     def look(self, report: Report) -> None:
         """After each report of the node."""
-        if self.tuner is None:
+        if self.tuner is None or self._agents_start(self.tuner):
             return
         setting = self.tuner.observe(Reading(self.node.segments_learnt(), mean(report.lags), self._hints()))
         if news := self.tuner.history[self.written :]:
@@ -66,7 +69,32 @@ class NodeTuner:
             )
             self.node.tuner_state = {"kind": self.topology.tuner, **self.tuner.state()}
         if setting is not None:
+            self._apply(setting)
+
+    def _apply(self, setting: Setting) -> None:
+        """Where the system starts no more agents, the tuner goes on with those there are."""
+        try:
             self.node.resize(**setting)
+        except OSError as error:
+            most = self.node.agents.started
+            if self.tuner is None or not most:
+                raise RunError(f"only {most} of {setting['agents']} agents could be started: {error}") from None
+            self.node.tell(
+                f"no more than {most} agents can be started ({error}); the tuner goes on with so many at most"
+            )
+            self.node.resize(**self.tuner.refuse("agents", most))
+        if self.tuner is not None:
+            self.resized = self.tuner.clock()
+
+    def _agents_start(self, tuner: Tuner | PlainWalk) -> bool:
+        """Are there agents that are not up yet? What is done meanwhile says nothing of the setting: nothing is read,
+        and the time to settle begins when they are up. One that dies later is no reason to wait."""
+        if self.resized is None:
+            return False
+        if self.node.is_up or tuner.clock() - self.resized > STARTING:
+            self.resized = None
+        tuner.window.begin(changed=True)
+        return self.resized is not None
 
     def _go_on(self, tuner: Tuner | PlainWalk) -> None:
         """With what a tuner of the same kind was at, later than all that is in the history."""

@@ -58,6 +58,15 @@ class PlainWalk:
         self.window.begin(changed)
         return dict(following) if changed else None
 
+    def refuse(self, name: str, most: int) -> Setting:
+        """The setting could not be applied, as there can be no more than so many of a knob; what to apply instead."""
+        self.knobs = [Knob(name, min(k.least, most), most) if k.name == name else k for k in self.knobs]
+        if self.incumbent[name] > most:
+            self.incumbent[name], self.rate = most, None
+        self.setting = dict(self.incumbent)
+        self.window.begin(changed=True)
+        return dict(self.setting)
+
     def state(self) -> dict[str, Any]:
         """Plain values that a checkpoint holds."""
         return {

@@ -146,6 +146,17 @@ class Tuner:
         self.window.begin(changed)
         return dict(following) if changed else None
 
+    def refuse(self, name: str, most: int) -> Setting:
+        """The setting could not be applied, as there can be no more than so many of a knob. It is rejected, and so many
+        are the most from now on. Returns the setting to apply instead."""
+        self.knobs[name] = Knob(name, min(self.knobs[name].least, most), most)
+        self._memory = {key: one for key, one in self._memory.items() if self._possible(key)}
+        self._reject()
+        self.incumbent = self._within(self.incumbent)
+        self.setting = dict(self.incumbent)
+        self.window.begin(changed=True)
+        return dict(self.setting)
+
     def state(self) -> dict[str, Any]:
         """Plain values that a checkpoint holds."""
         memory = [[list(key), one.weight, one.rate, one.lag] for key, one in self._memory.items()]

@@ -12,6 +12,7 @@ from phalanx.files import open_to_append, read_plain
 from phalanx.topologies.tuner import Record
 
 NAME = "tuner.jsonl"
+MOST_DRAWN = 1000  # windows: a picture is drawn anew after each of them, and nobody sees more
 MOST_BYTES = 1 << 28  # a window of a second each for a month is less
 
 
@@ -51,7 +52,8 @@ def is_sound(record: Record) -> bool:
 
 def draw(records: Sequence[Record], title: str, rate: str) -> str:
     """An SVG picture: what was measured beside what is expected of the incumbent, every setting that was tried beside
-    the incumbent's, and the lag. `rate` names what is counted per second."""
+    the incumbent's, and the lag. `rate` names what is counted per second. Of many records every so manieth is drawn."""
+    records = records[:: -math.ceil(max(1, len(records) / MOST_DRAWN))][::-1]  # the newest one, too
     minutes = [record.time / 60 for record in records]
 
     def line(name: str, values: Iterable[float], dashed: bool = False) -> Line:

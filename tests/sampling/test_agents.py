@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ from faulty import LENGTH, FaultyFactory, LedgerFactory, checksum, descendants
 from phalanx.errors import RunError
 from phalanx.sampling import agents as module
 from phalanx.sampling.agents import Agents
+from phalanx.sampling.handle import WorkerHandle
 
 PATIENCE = 60.0  # seconds after which a test gives up; nothing here takes them
 
@@ -119,6 +121,48 @@ def test_who_rests_stands_still_and_goes_on():
         agents.play(4)
         assert [worker.process.pid for worker in agents.workers] == pids
         assert check(drive(agents, 10)) == []
+
+
+@pytest.mark.parametrize("missing", ["a process", "descriptors to spare"])
+def test_where_the_system_starts_no_more_of_them_those_there_are_play_on(monkeypatch, missing):
+    """And nothing is left of the one that failed, be it after its process had begun."""
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def no_third(handle, *orders):
+        begin(handle, *orders)
+        if handle.number == 2:
+            raise refused
+
+    def none_to_spare(descriptor):
+        if len(taken) > 5:
+            raise refused
+        taken.append(dup(descriptor))
+        return taken[-1]
+
+    begin, dup, taken = WorkerHandle.begin, os.dup, []
+    with Agents(LedgerFactory(), 4) as agents:
+        agents.play(1)
+        until(lambda: all(agents.up), agents)
+        before = len(os.listdir("/proc/self/fd"))
+        if missing == "a process":
+            monkeypatch.setattr(WorkerHandle, "begin", no_third)
+        else:
+            monkeypatch.setattr(module.os, "dup", none_to_spare)
+        with pytest.raises(OSError, match="open files"):
+            agents.play(4)
+        count = 2 if missing == "a process" else 1
+        assert agents.started == agents.playing == count == len(descendants(os.getpid()))
+        assert len(os.listdir("/proc/self/fd")) == before + 3 * (count - 1)  # to wake it, to talk to it, to hear it die
+        rows = drive(agents, 5)
+        assert sorted(rows) == list(range(count)) and check(rows) == []
+
+
+def test_a_thread_that_was_left_behind_writes_to_no_descriptor_of_others(monkeypatch):
+    with Agents(LedgerFactory(), 1) as agents:
+        agents.play(1)
+    monkeypatch.setattr(module.os, "eventfd_write", lambda *_: pytest.fail("it may be somebody else's"))
+    agents.request(np.array([0]))
+    agents.wake()
 
 
 @pytest.mark.parametrize("fault", ["raise", "kill", "segfault", "hang"])

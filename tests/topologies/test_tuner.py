@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_runs import experiment_of
 
+from phalanx.errors import RunError
 from phalanx.topologies import node_tuner, tuner_history
 from phalanx.topologies.plain_walk import PlainWalk
 from phalanx.topologies.tuner import Knob, Record, Tuner
@@ -118,11 +121,14 @@ def found(rate: Rate, seed: int, noise: float = 0.07, windows: int = 300) -> flo
 
 
 @pytest.mark.parametrize("rate", SHAPES)
-def test_it_ends_within_five_percent_of_the_best_and_never_below_the_start(rate):
+def test_most_runs_end_within_five_percent_of_the_best_and_none_below_the_start(rate):
+    """Of 30 runs of a shape at least 18, as noise of 5 to 10 % hides the rest: 26, 19, 25 and 30 when this was written,
+    and all together five in six."""
     ends = [found(rate, seed, noise=(0.05, 0.1)[seed % 2]) / best(rate) for seed in range(30)]
     assert np.mean(ends) > 0.95
-    assert np.median(ends) > 0.95
-    assert min(ends) > 0.8 > rate(1, 1, 1) / best(rate)
+    assert sum(end > 0.95 for end in ends) >= 18
+    assert min(ends) > 0.8
+    assert min(ends) >= rate(*START.values()) / best(rate)
 
 
 def test_it_beats_the_plain_walk_over_two_hundred_simulations():
@@ -141,7 +147,7 @@ def test_from_anywhere_it_ends_no_worse_than_it_began(rate):
     for seed in range(20):
         start = {k.name: int(generator.integers(k.least, k.most + 1)) for k in KNOBS}
         system = System(rate, 0.07, seed, hints=bottleneck if rate is coupled else None)
-        assert system.run(system.tuner(start), 150) > 0.95 * rate(*start.values())
+        assert system.run(system.tuner(start), 150) >= rate(*start.values())
 
 
 def test_from_one_of_each_it_comes_to_many_in_few_windows():
@@ -151,8 +157,9 @@ def test_from_one_of_each_it_comes_to_many_in_few_windows():
         tuner = system.tuner()
         while not (tuner.incumbent["agents"] >= 32 and min(tuner.incumbent.values()) >= 2):
             system.step(tuner)
+            assert len(tuner.history) <= 15
         windows.append(len(tuner.history))
-    assert np.median(windows) <= 10 and max(windows) <= 15
+    assert np.median(windows) <= 10
 
 
 def test_hints_that_mislead_only_slow_it_down():
@@ -354,6 +361,7 @@ def test_the_history_is_written_read_and_drawn(tmp_path):
     picture = tuner_history.draw(records, "coupled", "segments/s")
     ElementTree.fromstring(picture)
     assert all(words in picture for words in ("agents, incumbent", "segments/s", "policy lag"))
+    assert len(tuner_history.draw(records * 400, "coupled", "segments/s")) < 100 * len(picture)
     ElementTree.fromstring(tuner_history.draw([], "nothing", "steps/s"))
     assert tuner_history.read(tmp_path / "nowhere") == []
 
@@ -364,19 +372,128 @@ class NodeOfASystem:
     def __init__(self, system: System, state: dict[str, Any] | None = None) -> None:
         self.system, self.tuner_state = system, state
         self.questions, self.queue = SimpleNamespace(held=0), Places()
+        self.agents, self.is_up = SimpleNamespace(started=0), True
+        self.most, self.told = 10**6, []  # agents that the system starts, and what was said of it
+        self.waited = (0.5, 0.5)
 
     def resize(self, **setting: int) -> None:
         self.setting = setting
+        if setting["agents"] > self.most:
+            self.agents.started = self.most
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def tell(self, sentence: str) -> None:
+        self.told.append(sentence)
 
     def segments_learnt(self) -> float:
         return self.system.count
 
     def idle_shares(self) -> tuple[float, float]:
-        return 0.5, 0.5
+        return self.waited
 
 
 class Places(list[int]):
     bound = 10
+
+
+@pytest.fixture
+def simulated(monkeypatch, tmp_path):
+    """Makes a tuner of a simulated node, and steps on the clock of that: a quarter of a window a call."""
+    system = System(coupled, 0.05, 0)
+    monkeypatch.setattr(node_tuner, "time", SimpleNamespace(monotonic=lambda: system.now))
+
+    def make(node, kind, **start):
+        experiment = experiment_of(**{"agents": 2, **start}, tuner=kind, tuner_window=WINDOW, max_agents=100)
+        return node_tuner.NodeTuner(experiment, node, tmp_path)
+
+    def step(tuner):
+        system.now += WINDOW / 4
+        system.count += coupled(**tuner.node.setting) * WINDOW / 4
+        tuner.look(SimpleNamespace(lags=Counter({1: 2})))
+
+    make.system, make.step = system, step
+    return make
+
+
+@pytest.mark.parametrize("kind", ["measured", "walk"])
+def test_where_no_more_agents_can_be_started_it_goes_on_with_fewer(simulated, kind):
+    node = NodeOfASystem(simulated.system)
+    tuner = simulated(node, kind)
+    node.most = 4
+    while not node.told:
+        simulated.step(tuner)
+        assert len(tuner.tuner.history) < 200
+    assert node.setting == tuner.tuner.setting == tuner.tuner.incumbent
+    windows = len(tuner.tuner.history)
+    while len(tuner.tuner.history) < windows + 50:
+        simulated.step(tuner)
+        assert node.setting["agents"] <= 4
+    assert len(node.told) == 1 and "no more than 4 agents" in node.told[0]
+    assert all(record.setting["agents"] <= 4 for record in tuner.tuner.history)
+    assert len({tuple(record.setting.values()) for record in tuner.tuner.history[windows:]}) > 1
+
+
+def test_what_was_asked_for_and_cannot_be_started_ends_a_run_without_a_tuner(simulated):
+    node = NodeOfASystem(simulated.system)
+    node.most = 1
+    tuner = simulated(node, "measured")
+    assert node.setting["agents"] == tuner.tuner.incumbent["agents"] == len(node.told) == 1
+    with pytest.raises(RunError, match="only 1 of 2 agents"):
+        simulated(node, "off")
+
+
+MORE_AGENTS = {"trainers": 0, "predictors": 0, "agents": 1}
+MORE_PREDICTORS = {"trainers": 0, "predictors": 1, "agents": 0}
+MORE_TRAINERS = {"trainers": 1, "predictors": 0, "agents": -1}
+
+
+@pytest.mark.parametrize(
+    ("held", "queued", "predictors_wait", "trainers_wait", "hints"),
+    [
+        (1, 0, 0.5, 0.05, MORE_TRAINERS),
+        (0, 6, 0.5, 0.05, MORE_TRAINERS),
+        (1, 6, 0.05, 0.05, MORE_TRAINERS),
+        (0, 5, 0.5, 0.05, MORE_AGENTS),  # trainers are busy, but nothing waits for them
+        (0, 5, 0.05, 0.05, MORE_PREDICTORS),
+        (1, 6, 0.05, 0.2, MORE_PREDICTORS),
+        (0, 0, 0.05, 0.9, MORE_PREDICTORS),
+        (1, 6, 0.5, 0.2, MORE_AGENTS),
+        (0, 0, 0.5, 0.9, MORE_AGENTS),
+    ],
+)
+def test_the_bottleneck_is_whoever_does_not_wait(simulated, held, queued, predictors_wait, trainers_wait, hints):
+    node = NodeOfASystem(simulated.system)
+    tuner = simulated(node, "measured")
+    node.questions.held, node.queue[:] = held, range(queued)
+    node.waited = (predictors_wait, trainers_wait)
+    assert tuner._hints() == hints
+
+
+@pytest.mark.parametrize("kind", ["measured", "walk"])
+def test_nothing_is_measured_before_new_agents_are_up(simulated, kind):
+    """A start takes many windows here, in which nothing is counted; one that never ends is waited for so long."""
+    node = NodeOfASystem(simulated.system)
+    tuner, starts = simulated(node, kind), 0
+    for _ in range(400):
+        before = dict(node.setting)
+        simulated.step(tuner)
+        if node.setting["agents"] > before["agents"]:
+            node.is_up = False
+            starts += 1
+            for _ in range(12):
+                count, windows = simulated.system.count, len(tuner.tuner.history)
+                simulated.step(tuner)
+                simulated.system.count = count
+                assert len(tuner.tuner.history) == windows
+            node.is_up = True
+    assert starts > 3
+    for record in tuner.tuner.history:
+        assert record.rate == pytest.approx(coupled(**record.setting))
+    node.is_up, tuner.resized = False, simulated.system.now
+    windows = len(tuner.tuner.history)
+    for _ in range(round((node_tuner.STARTING + 3 * WINDOW) / (WINDOW / 4))):
+        simulated.step(tuner)
+    assert len(tuner.tuner.history) > windows
 
 
 @pytest.mark.parametrize("kind", ["measured", "walk"])
