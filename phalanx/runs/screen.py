@@ -281,7 +281,7 @@ def _node(values: Values) -> str:
     who = "  ".join(f"{values[name]:.0f} {name}" for name in ("agents", "predictors", "trainers"))
     waiting = values["queue_prediction"] + values["held"]
     return (
-        f"{who}  {waiting:.0f} agents and {values['queue_training']:.0f} segments wait\n"
+        f"{who}\n{waiting:.0f} agents and {values['queue_training']:.0f} segments wait\n"
         f"{values['pps']:,.0f} predictions/s by {values['batch_fill']:.1f}  {values['tps']:,.0f} segments/s learnt"
     )
 

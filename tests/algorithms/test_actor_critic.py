@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from phalanx.algorithms.a2c import A2C, log_probabilities, over_the_batch
 from phalanx.algorithms.ppo import PPO
+from phalanx.algorithms.returns import vtrace
 from phalanx.config import A2CConfig, ModelConfig, PPOConfig
 from phalanx.models.heads import make_model
 from phalanx.parameters.flat import FlatParameters
 from phalanx.replay.latest import LatestRollout
 from phalanx.runtime.clocks import Clocks
 from phalanx.sampling.answers import allocate_rollout
+from phalanx.sampling.segments import Segment, merged
 from phalanx.types import EnvSpec, PolicyBatch, Progress, Rollout
 
 ROWS = 32
@@ -156,6 +158,74 @@ def test_the_guard_of_ga3c_bounds_the_gradient_of_what_has_become_improbable(gua
             assert guarded[0, 1].item() == pytest.approx(math.log(max(pi, floor)))
             assert float(slope[0, 1]) == pytest.approx(1 - pi if pi > floor else 0.0)
     assert torch.equal(log_probabilities(logits)[0], torch.log_softmax(logits, 1))
+
+
+@pytest.mark.parametrize("importance", [False, True])
+@pytest.mark.parametrize(("guard", "guarded"), [("add", lambda pi: pi + 0.1), ("max", lambda pi: max(pi, 0.1))])
+def test_the_loss_of_ga3c_in_closed_form(guard, guarded, importance):
+    """Policy and entropy terms have the same guard, the entropy's outer probability none."""
+    probs = [[0.7, 0.2, 0.1], [0.05, 0.05, 0.9], [0.02, 0.5, 0.48]]
+    action, advantage, weight = [1, 0, 2], [2.0, -1.5, 0.5], [1.0, 2.0, 0.5]
+    returns, value, old = [1.0, -2.0, 0.5], [0.5, 1.0, 0.5], [0.4, 0.01, 0.5]
+    policy = value_loss = entropy = 0.0
+    for pi, a, gain, w, target, v, before in zip(probs, action, advantage, weight, returns, value, old, strict=True):
+        ratio = min(1.0, guarded(pi[a]) / before) if importance else 1.0
+        policy -= w * math.log(guarded(pi[a])) * gain * ratio
+        value_loss += w * (target - v) ** 2
+        entropy -= w * sum(p * math.log(guarded(p)) for p in pi)
+    rows = {"log_prob": torch.tensor(old).log(), "value": torch.zeros(3), "returns": torch.tensor(returns)}
+    batch = PolicyBatch(
+        stacks=torch.zeros(3),
+        history=torch.zeros(3),
+        action=torch.tensor(action),
+        advantage=torch.tensor(advantage),
+        weight=torch.tensor(weight),
+        **rows,
+    )
+    config = A2CConfig(
+        value_coef=0.5, entropy_coef=0.3, loss_scale=2.0, log_floor=0.1, log_guard=guard, importance=importance
+    )
+    loss = A2C(config).loss(lambda *_: (torch.tensor(probs).log(), torch.tensor(value)), batch, {})
+    metrics = {name.removeprefix("loss/"): float(metric) for name, metric in loss.metrics.items()}
+    assert metrics == pytest.approx({"policy": policy, "value": value_loss, "entropy": entropy}, rel=1e-5)
+    assert float(loss.total) == pytest.approx(2.0 * (policy + 0.5 * value_loss - 0.3 * entropy), rel=1e-5)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_v_trace_of_merged_segments_is_that_of_each_by_itself(setting, floor):
+    """One of full length, one that terminated early, and one that was truncated with its first step."""
+    model, horizon = setting[0], 4
+    config = A2CConfig(vtrace=True, discount=0.9, gae_lambda=0.8, log_floor=floor, reduction="sum")
+    segments, generator = [], np.random.default_rng(0)
+    for steps in (4, 2, 1):
+        empty = allocate_rollout(EnvSpec((6,), np.float32, 4), 1, 1, horizon, CPU)
+        columns = {name: part[:, 0].numpy() for name, part in empty.tensors().items() if name != "frames"}
+        columns["history"][:] = 1
+        columns["action"][:] = generator.integers(4, size=horizon)
+        columns["log_prob"][:] = np.log(generator.uniform(0.1, 0.9, horizon))
+        columns["reward"][:steps] = generator.standard_normal(steps)
+        columns["value"][:] = 1e3  # of collection time, which counts for nothing
+        columns["cut"][steps:] = True
+        columns["terminated"][1], columns["truncated"][0] = steps == 2, steps == 1
+        columns["last_value"][0] = 3.0 * (steps == 1)
+        frames = torch.from_numpy(generator.standard_normal((horizon + 1, 6)).astype(np.float32))
+        segments.append(Segment(frames, columns, steps, steps))
+    a2c, experience = A2C(config, model), LatestRollout()
+    experience.put(merged(segments))
+    (rows,) = a2c.batches(experience, Progress, torch.Generator())
+    returns, advantage, weight = (part.view(horizon, 3) for part in (rows.returns, rows.advantage, rows.weight))
+    for b, segment in enumerate(segments):
+        now, own = slice(segment.steps), {name: torch.from_numpy(part) for name, part in segment.columns.items()}
+        with torch.no_grad():
+            logits, value = model(segment.frames[: segment.steps + 1, None], own["history"][: segment.steps + 1])
+        log_probs = (torch.softmax(logits, 1) + floor).log()
+        chosen = log_probs[:-1].gather(1, own["action"][now, None])[:, 0]
+        column = [own[name][now, None] for name in ("terminated", "truncated", "last_value", "cut")]
+        ratio, reward = (chosen - own["log_prob"][now])[:, None], own["reward"][now, None]
+        target, gain = vtrace(ratio, reward, value[:, None], *column, 0.9, 0.8)
+        torch.testing.assert_close(returns[now, b], target[:, 0])
+        torch.testing.assert_close(advantage[now, b], gain[:, 0])
+        assert weight[:, b].tolist() == [1.0] * segment.steps + [0.0] * (horizon - segment.steps)
 
 
 def test_a_sum_grows_with_the_batch_and_a_mean_does_not(setting):

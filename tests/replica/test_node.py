@@ -56,9 +56,11 @@ def test_there_are_few_sizes_of_graphs_and_room_for_all(most, sizes):
     assert list(sizes_up_to(most)) == sizes
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize(
+    ("graphs", "alone"), [(False, False), (True, False), (False, True)], ids=["eager", "graphs", "one of each"]
+)
 @pytest.mark.parametrize("length", [1, 4, 7], ids=lambda length: f"episodes of {length}")
-def test_the_last_reward_of_an_episode_is_in_its_return(monkeypatch, graphs, length):
+def test_the_last_reward_of_an_episode_is_in_its_return(monkeypatch, graphs, length, alone):
     """Also where an episode ends on its first step. Step n of the counter is worth n; odd episodes are truncated."""
     seen, learn = [], Trainer._learn
 
@@ -69,9 +71,10 @@ def test_the_last_reward_of_an_episode_is_in_its_return(monkeypatch, graphs, len
         learn(trainer)
 
     monkeypatch.setattr(Trainer, "_learn", noted)
-    experiment = experiment_of(env=ToyConfig("counter", length=length), horizon=5, min_batch=8, rule="sgd")
+    topology = {"agents": 1, "queue": 1, "min_batch": 1} if alone else {"min_batch": 8}
+    experiment = experiment_of(env=ToyConfig("counter", length=length), horizon=5, rule="sgd", **topology)
     with node_of(experiment, graphs) as node:
-        Driven(node).run(40)
+        Driven(node).run(80 if alone else 40)
         terminated, truncated = 0, 0
         for *segments, rollout in seen:
             assert all(segment["steps"] >= 1 for segment in segments)
@@ -145,6 +148,55 @@ def test_only_agents_that_wait_for_room_are_held():
         for _ in range(6):
             drive.predict()
             assert node.questions.held == 0
+
+
+@pytest.mark.parametrize(("each", "bound", "rows"), [(1, 4, 4), (2, 5, 4), (3, 4, 3), (5, 4, 5)])
+def test_an_inference_has_no_more_rows_than_its_bound(monkeypatch, each, bound, rows):
+    """In whole agents, and at least one: their environments step together."""
+    with node_of(experiment_of(agents=6, each=each, prediction_batch=bound)) as node:
+        drive, seen = Driven(node), []
+        infer = node.predictors.hands[0].inference.infer
+        monkeypatch.setattr(
+            node.predictors.hands[0].inference, "infer", lambda *parts: seen.append(len(parts[1])) or infer(*parts)
+        )
+        for _ in range(12):
+            drive.predict()
+            drive.learn()
+    assert set(seen) == {rows}
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_inference_reads_frames_where_agents_have_written_them(graphs):
+    """Nothing of a step is copied before."""
+    with node_of(experiment_of(agents=2), graphs) as node:
+        inference = Driven(node).node.predictors.hands[0].inference
+        read = [inference.raw_observation, inference.observation.numpy()] if graphs else [inference.observation]
+        for frames in read:
+            assert np.shares_memory(frames, node.agents.exchange.memory_array)
+            assert np.shares_memory(frames, node.agents.step.observation)
+
+
+def test_shares_of_idle_time_are_of_those_that_work_and_of_the_time_since_the_last_look(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(node_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with node_of(experiment_of(agents=1, max_threads=3)) as node:
+        for crew, count in ((node.predictors, 2), (node.trainers, 1)):
+            crew.hands, crew.wanted = [crew.hire(rank) for rank in range(count)], count
+        first, second = node.predictors.hands
+        (trainer,) = node.trainers.hands
+        now, first.idle, second.idle, trainer.idle = 104.0, 1.0, 2.0, 1.0
+        assert node.idle_shares() == pytest.approx((3 / 2 / 4, 1 / 4))
+        now, second.idle, trainer.idle = 106.0, 4.0, 1.5
+        assert node.idle_shares() == pytest.approx((2 / 2 / 2, 0.5 / 2))
+
+
+def test_who_waits_for_questions_keeps_nobody_from_counting(monkeypatch):
+    with node_of(experiment_of(agents=1)) as node:
+        questions, free = node.questions, []
+        monkeypatch.setattr(node.agents, "wait", lambda seconds: free.append(not questions.lock.locked()))
+        monkeypatch.setattr(questions, "_look", lambda: (questions.lock.locked() and len(free) > 2) or None)
+        assert questions.take(PATIENCE) is True
+        assert free == [True] * 3
 
 
 class Hanging:

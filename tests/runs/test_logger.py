@@ -225,6 +225,20 @@ class TestLivePanel:
             assert part in text, part
         assert "█" * 12 in text
 
+    def test_a_node_tells_who_works_and_who_waits(self) -> None:
+        console = pytest.importorskip("rich.console")
+        stream = io.StringIO()
+        panel = LivePanel(Goal("x", 10_000), console.Console(force_terminal=True, file=stream, width=120))
+        panel.show(values())
+        assert "threads" not in text_of(stream.getvalue())
+        who = {"agents": 16.0, "predictors": 2.0, "trainers": 3.0}
+        waits = {"queue_prediction": 4.2, "held": 5.0, "queue_training": 7.0}
+        panel.show(values(**who, **waits, pps=1234.4, batch_fill=6.54, tps=251.2))
+        panel.close()
+        shown = text_of(stream.getvalue())
+        assert "16 agents  2 predictors  3 trainers " in shown and "9 agents and 7 segments wait " in shown
+        assert "1,234 predictions/s by 6.5  251 segments/s learnt" in shown
+
     @pytest.mark.parametrize("columns", [80, 200])
     def test_it_is_as_wide_as_ever_and_fits_80_columns(self, columns: int) -> None:
         """Whatever it has to tell."""

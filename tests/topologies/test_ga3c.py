@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from node_runs import PATIENCE, experiment_of, node_of
@@ -121,9 +120,16 @@ def test_two_hundred_random_changes_under_load_lose_no_reward(learnt, each):
 
 
 def test_agents_that_are_killed_lose_only_the_step_they_were_at(learnt):
-    chance, reports = random.Random(5), []
+    chance, reports, done = random.Random(5), [], []
     experiment = experiment_of(agents=4, each=2, horizon=4, queue=4, min_batch=6, rule="sgd")
     with node_of(experiment, tell=reports.append) as node:
+        exchange, note_death = node.agents.exchange, node.agents._note_death
+
+        def done_by(number):
+            """Steps of this incarnation: the first thing each does is a reset."""
+            return max(0, int(exchange.dones[0, number] - node.agents.done_at_birth[number, 0]) - 1)
+
+        node.agents._note_death = lambda dead: done.append(done_by(dead.number)) or note_death(dead)
         node.resize(4, 2, 2)
         deadline = time.monotonic() + PATIENCE
         while not all(node.agents.up):
@@ -139,15 +145,28 @@ def test_agents_that_are_killed_lose_only_the_step_they_were_at(learnt):
         with node.gate.shut(PATIENCE):
             assert node.agents.all_arrived(PATIENCE)
             trained, _ = of_rollouts(learnt)
-            last = without_gaps(trained + in_flight(node)[0])
+            flying, _ = in_flight(node)
+            last = without_gaps(trained + flying)
+            not_received = int((node.segments.waiting & ~node.agents.step.cut).sum())
+            taken = 2 * (sum(done) + sum(done_by(number) for number in range(4)))
+            assert taken == len(trained) + len(flying) + not_received
         assert len(reports) == 6 and "SIGKILL" in reports[0]
         assert len(last) > 8  # environments of successors, too
         assert {index for index, _ in last} == set(range(8))
 
 
 @pytest.mark.parametrize("name", ["a2c-catch", "ppo-catch"])
-def test_with_one_of_each_and_a_queue_of_one_lag_is_two_at_most(name):
-    """Of an update of A2C, and of PPO's several updates for each segment as many times more."""
+def test_with_one_of_each_and_a_queue_of_one_lag_is_two_at_most(name, monkeypatch):
+    """Of an update of A2C, and of PPO's several updates for each segment as many times more. And every reward, which
+    ends an episode, is learnt from."""
+    merged, rewards, scores = node_module.merged, [], []
+
+    def noted(segments):
+        rollout = merged(segments)
+        rewards.append(float(rollout.reward[~rollout.cut].sum()))
+        return rollout
+
+    monkeypatch.setattr(node_module, "merged", noted)
     algorithm = {"epochs": 1, "minibatches": 1} if name == "ppo-catch" else {}
     topology = {"predictors": 1, "trainers": 1, "queue": 1}
     experiment = experiment_of(name, agents=1, steps=1500, algorithm=algorithm, **topology)
@@ -156,9 +175,12 @@ def test_with_one_of_each_and_a_queue_of_one_lag_is_two_at_most(name):
         node.resize(1, 1, 1)
         deadline = time.monotonic() + PATIENCE
         while not (node.questions.over and node.quiescent):
-            lags += work(node, 0.1)
+            report = node.iterate(0.1)
+            lags, scores = lags + report.lags, scores + report.scores
             assert time.monotonic() < deadline
-        lags += work(node, 0.0)
+        report = node.iterate(0.0)
+        lags, scores = lags + report.lags, scores + report.scores
+        assert sum(rewards) == sum(scores) and len(scores) > 100
         assert node.progress.steps == lags.total() == 1500
         assert node.progress.version == node.progress.updates >= 300
     assert max(lags) <= 2
@@ -299,11 +321,3 @@ def test_the_tuner_changes_numbers_and_tells(train, resume, tmp_path, kind):
     assert all(1 <= window["setting"]["agents"] <= 6 for window in history)
     assert (tmp_path / "run/tuner.svg").read_text().startswith("<svg")
     assert resume("--run.steps", newest(tmp_path / "run").steps + 100) == 0
-
-
-def test_rows_of_questions_are_views_of_the_shared_buffer(learnt):
-    """Nothing of a step is copied before a predictor takes it in."""
-    with node_of(experiment_of(agents=2)) as node:
-        memory = node.agents.exchange.memory_array
-        observation = node.agents.step.observation
-        assert np.shares_memory(memory, observation)
