@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,7 @@ class SharedParameters:
     def __init__(self, store: LocalStore) -> None:
         self.store = store
         self.turns = Turns(store.parameters.flat)
+        self.staleness: Counter[int] = Counter()  # others' updates between pull and push -> times
 
     @property
     def version(self) -> int:
@@ -66,6 +68,12 @@ class SharedParameters:
         """The store of a thread with that copy of the parameters."""
         return LockedStore(self, parameters)
 
+    def take_staleness(self) -> Counter[int]:
+        """Of all threads, since the last call."""
+        with self.turns.take():
+            taken, self.staleness = self.staleness, Counter()
+        return taken
+
 
 class LockedStore:
     """The store as one thread sees it, with that thread's copy of the parameters."""
@@ -75,19 +83,24 @@ class LockedStore:
     def __init__(self, shared: SharedParameters, parameters: FlatParameters) -> None:
         self.shared = shared
         self.parameters = parameters
+        self.pulled = shared.version  # the version of this thread's copy
 
     def push(self, gradient: Gradient, learning_rate: float) -> int:
         if self.shared.turns.done is not None:
             torch.cuda.current_stream().synchronize()  # before others would have to wait for this gradient, too
         store = self.shared.store
         with self.shared.turns.take():
-            version = store.push(gradient, learning_rate)
+            self.shared.staleness[store.version - self.pulled] += 1
+            self.pulled = store.push(gradient, learning_rate)
             store.pull(self.parameters)
-        return version
+            return self.pulled
 
     def pull(self, parameters: FlatParameters) -> int:
         with self.shared.turns.take():
-            return self.shared.store.pull(parameters)
+            version = self.shared.store.pull(parameters)
+            if parameters is self.parameters:
+                self.pulled = version
+            return version
 
     def state(self) -> dict[str, Any]:
         with self.shared.turns.take():

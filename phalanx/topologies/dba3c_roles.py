@@ -65,7 +65,6 @@ class Worker:
         report, failed = None, ""
         try:
             report = self.node.iterate(seconds)
-            report.staleness = self.shared.take_staleness()
             report.numbers = {name: value for name, value in report.numbers.items() if name in OF_A_WORKER}
         except (UserError, RunError) as error:  # what another one would run into as well
             failed = str(error)

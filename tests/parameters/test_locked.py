@@ -47,6 +47,28 @@ def test_every_gradient_of_every_thread_is_applied_and_no_copy_is_half_of_one():
     assert not any(torn)
 
 
+def test_updates_of_others_between_pull_and_push_are_counted():
+    shared = SharedParameters(
+        LocalStore(vector(), make_rule(OptimizerConfig(rule="sgd")), lambda gradient: gradient.norm())
+    )
+    reader, first, second = (shared.store_of(vector()) for _ in range(3))
+
+    def push(store: LockedStore) -> None:
+        store.push(Gradient(torch.zeros(1000), torch.tensor(0.0), 0), 1.0)
+
+    for _ in range(3):
+        push(first)
+    reader.pull(second.parameters)  # by somebody else
+    push(second)
+    assert shared.take_staleness() == {0: 3, 3: 1}
+    push(second)  # from what it pushed itself
+    first.pull(first.parameters)
+    push(first)
+    push(second)
+    assert shared.take_staleness() == {0: 2, 1: 1}
+    assert shared.take_staleness() == {}
+
+
 def test_on_a_gpu_each_turn_waits_for_the_one_before(monkeypatch):
     """What is launched within a turn stands between a wait for the last turn's event and the next one of it."""
     told: list[str] = []

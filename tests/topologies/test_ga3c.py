@@ -258,6 +258,7 @@ def test_catch_is_learnt_and_recorded(train, tmp_path, preset, flags):
     for name in ("pps", "tps", "batch_fill", "lag_mean"):
         assert max(record[name] for record in recorded) > 0, name
     assert {"queue_prediction", "queue_training", "held", "lag_max"} <= set(last)
+    assert any("staleness_mean" in record for record in recorded)
 
 
 def test_a_preset_makes_about_as_many_updates_here_as_elsewhere(train, tmp_path, capsys):
