@@ -36,12 +36,13 @@ from phalanx.figure import Line, Panel, chart
 from phalanx.probe import resolve_precision
 from phalanx.replica.build import make_replica
 from phalanx.replica.crew import Crew
-from phalanx.replica.node import Node
+from phalanx.replica.node import RATE_SECONDS, Node
 from phalanx.runtime.affinity import usable_cores
 from phalanx.runtime.device import choose_compute
 from phalanx.topologies import ga3c, synchronous
 
 TICKS = os.sysconf("SC_CLK_TCK")
+START_SECONDS = 0.5  # that an agent's start may take
 
 
 def cpu_seconds() -> float:
@@ -180,8 +181,19 @@ def records_of(preset_name: str, seconds: float, *flags: str, again: bool = Fals
 
 def rate(records: list[dict[str, Any]], name: str, since: float) -> float:
     """The median of a number in the records after so many seconds, or of all of them if there are none so late."""
-    late = [record[name] for record in records if record["time_s"] > since and record.get(name)]
+    late = [record[name] for record in records if record["time_s"] > since and record.get(name) is not None]
     return statistics.median(late or [record.get(name) or 0.0 for record in records] or [0.0])
+
+
+def at_work(records: list[dict[str, Any]], agents: int) -> float:
+    """Since when so many agents have been up, and rates are of a time in which they all were."""
+    return min((record["time_s"] for record in records if record["agents"] >= agents), default=0.0) + RATE_SECONDS
+
+
+def lags_of(records: list[dict[str, Any]]) -> list[float]:
+    """Mean lags of the records in which something was learnt."""
+    updates = [0, *(record["updates"] for record in records)]
+    return [record["lag_mean"] for record, before in zip(records, updates, strict=False) if record["updates"] > before]
 
 
 def networks(options: argparse.Namespace) -> None:
@@ -216,13 +228,15 @@ def tuner(options: argparse.Namespace) -> None:
     """The best of the grid is measured again after the tuner, and that counts: of several noisy numbers the greatest
     is too great."""
 
-    def fixed(setting: tuple[int, int, int], seconds: float) -> float:
-        flags = [*flags_of(setting), *options.flags]
-        measured = rate(records_of("ga3c-static", seconds, "--env.game", options.game, *flags), "tps", seconds / 2)
+    def fixed(setting: tuple[int, int, int]) -> float:
+        flags = ["--env.game", options.game, *flags_of(setting), *options.flags]
+        seconds = options.grid_seconds + RATE_SECONDS + START_SECONDS * setting[0]
+        records = records_of("ga3c-static", seconds, *flags)
+        measured = rate(records, "tps", at_work(records, setting[0]))
         print(f"{setting} {measured:.1f} segments/s", file=sys.stderr, flush=True)
         return measured
 
-    grid = {setting: fixed(setting, options.seconds) for setting in itertools.product(options.grid, (1, 2), (1, 2))}
+    grid = {setting: fixed(setting) for setting in itertools.product(options.grid, (1, 2), (1, 2))}
     best = max(grid, key=lambda setting: grid[setting])
     found = records_of(
         *("ga3c", options.tuning_seconds, "--env.game", options.game, *flags_of((1, 1, 1))),
@@ -231,7 +245,7 @@ def tuner(options: argparse.Namespace) -> None:
     last = found[-1]
     setting = (int(last["agents"]), int(last["predictors"]), int(last["trainers"]))
     reached = rate(found, "tps", 0.75 * options.tuning_seconds)
-    again = [fixed(best, options.seconds), fixed(setting, options.seconds)]
+    again = [fixed(best), fixed(setting)]
     keep(options, "tuner", {"grid": [[*key, tps] for key, tps in grid.items()], "again": again, "tuned": found})
     print(f"the grid's best {best}: {grid[best]:.1f}, again {again[0]:.1f} segments/s")
     print(f"the tuner, last quarter: {reached:.1f}; its last setting {setting} by itself {again[1]:.1f}")
@@ -280,8 +294,7 @@ def batches(options: argparse.Namespace) -> None:
         data[size] = runs
         lines = [[(record["steps"], record["score"]) for record in run if record["score"] is not None] for run in runs]
         scores.append(Line(f"{size} steps", max(lines, key=len)))
-        late = [record["lag_mean"] for run in runs for record in run]
-        lags.append((float(size), statistics.mean(late)))
+        lags.append((float(size), statistics.mean(lag for run in runs for lag in lags_of(run))))
         ends = [line[-1][1] for line in lines if line]
         print(f"{size:3} scores at the end {ends}, mean lag {lags[-1][1]:.2f}", flush=True)
     panels = [
@@ -302,7 +315,7 @@ def score(options: argparse.Namespace) -> None:
         *("--env.game", options.game, "--run.target-score", str(options.target)),
         *options.flags,
     )
-    last, lags = records[-1], [record["lag_mean"] for record in records]
+    last, lags = records[-1], lags_of(records) or [0.0]
     keep(options, options.name or f"score-{options.preset}", records)
     curve = [(round(record["time_s"]), record["score"]) for record in records][:: max(1, len(records) // 10)]
     print(f"score {last['score']} after {last['time_s']:.0f} s of training and {last['steps']:,} steps; with its start "
@@ -331,6 +344,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="networks: with the tuner on")
     parser.add_argument("--networks", nargs="+", default=[], help="networks: names of presets, a part of the table")
     parser.add_argument("--grid", type=int, nargs="+", default=[4, 16, 32], help="tuner: numbers of agents")
+    parser.add_argument("--grid-seconds", type=float, default=20.0, help="tuner: of each setting, once agents are up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--tuning-seconds", type=float, default=180.0, help="tuner, emulator")

@@ -324,7 +324,8 @@ class Node:
             lags += own
             metrics.add(logged)  # each trainer may have logged other names than the rest
             add(seconds, spent)
-        return Report(self.progress, scores, lags, seconds, metrics.take(), self._numbers(), lengths=lengths)
+        staleness, numbers = self.shared.take_staleness(), self._numbers()
+        return Report(self.progress, scores, lags, seconds, metrics.take(), numbers, staleness, lengths=lengths)
 
     def _numbers(self) -> dict[str, float]:
         """Rates, depths and counts for the record; TPS as in the paper, which counts segments."""
@@ -353,7 +354,7 @@ class Node:
             "held": float(self.questions.held),
             "queue_training": float(len(self.queue)),
             "batch_fill": predictions / forwards if forwards else 0.0,
-            "agents": float(self.agents.playing),
+            "agents": float(sum(self.agents.up[: self.agents.playing])),
             "predictors": float(self.predictors.wanted),
             "trainers": float(self.trainers.wanted),
         }
