@@ -404,7 +404,7 @@ class GA3CConfig:
     trainers: int = number(2, least=1, most=64)
     """Threads that learn, to begin with."""
     prediction_batch: int = number(128, least=1, most=1_000_000)
-    """Rows that a predictor answers at once, at most."""
+    """Rows that a predictor answers at once, at most, in whole agents; one agent is answered however many it has."""
     queue: int = number(100, least=1, most=1_000_000)
     """Segments that may wait for a trainer; agents wait while it is full. The fewer, the smaller the policy lag."""
     min_batch: int = number(0, least=0, most=1_000_000)
@@ -496,7 +496,7 @@ class DBA3CConfig:
     predictors: int = number(1, least=1, most=64)
     """Threads of each worker that answer its simulators."""
     prediction_batch: int = number(16, least=1, most=1_000_000)
-    """Rows that a predictor answers at once, at most."""
+    """Rows that a predictor answers at once, at most, in whole agents; one agent is answered however many it has."""
     batch: int = number(32, least=1, most=ROLLOUT)
     """Steps that a worker's gradient is of, at least: whole segments of `sampler.horizon` steps are merged."""
     queue: int = number(1, least=1, most=10_000)
