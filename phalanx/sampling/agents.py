@@ -180,7 +180,7 @@ class Agents(WorkerPool):
         handle = WorkerHandle(number, 0, os.eventfd(0, os.EFD_NONBLOCK))
         try:
             self._launch(handle)
-        except OSError:
+        except BaseException:  # a signal may interrupt it as well
             if handle.process is not None:
                 handle.kill()
             handle.release()
