@@ -83,6 +83,7 @@ class Fleet:
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
         self.servers: Servers | None = None
+        self.shards: RayShards | None = None
         self.store: ShardedStore | None = None
         self.reached = ""  # why the run has reached what it was for
         self.evaluation: dict[str, float] = {}  # the newest
@@ -255,8 +256,11 @@ class Fleet:
     def _whole(self) -> Whole:
         """What the parameter servers have, from the chief; from the servers themselves where there is none."""
         while (chief := self.chief) is not None:
+            call, deadline = chief.handle.whole.remote(), time.monotonic() + CHIEF_TIMEOUT
+            while time.monotonic() < deadline and not ray.wait([call], timeout=TURN)[0]:
+                self._look_after_servers()  # the chief may wait for one of them
             try:
-                state = with_tensors(ray.get(chief.handle.whole.remote(), timeout=CHIEF_TIMEOUT))
+                state = with_tensors(ray.get(call, timeout=TURN))
                 return Whole(state.pop("values"), state)
             except GetTimeoutError:
                 chief.silent = True
@@ -267,8 +271,8 @@ class Fleet:
 
     def _look_after_servers(self) -> None:
         """Name those that died and came back; give one that has lost its standby, too, what the run knows of it."""
-        shards = self._own_store().shards
-        assert isinstance(shards, RayShards) and self.servers is not None
+        assert self.servers is not None
+        shards = self._own_shards()
         shards.look()
         if self.servers.look_after_standby():
             self.event("the standby of the parameter servers died and came back; it gets copies of all of them")
@@ -296,12 +300,18 @@ class Fleet:
         store = self.saved_store or {"version": 0, "rule": rule.init(len(flat))}
         return [with_arrays(state) for state in states_of(flat, store, parts, rule)]
 
+    def _own_shards(self) -> RayShards:
+        """Nobody else gives a server parameters: whoever waits for one here must look after all of them meanwhile."""
+        if self.shards is None:
+            assert self.servers is not None
+            self.shards = self.servers.reach(False)()
+            self.shards.meanwhile = self._look_after_servers
+        return self.shards
+
     def _own_store(self) -> ShardedStore:
         if self.store is None:
-            assert self.servers is not None
-            rule = make_rule(self.experiment.optimizer)
-            shards = self.servers.reach(False)()
-            consistent = self.quorum.asked > 0
+            rule, consistent = make_rule(self.experiment.optimizer), self.quorum.asked > 0
+            shards = self._own_shards()
             self.store = ShardedStore(shards, self.model, rule, lambda flat: flat.norm(), SUPERVISOR, consistent)
         return self.store
 

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from phalanx.cluster.standby import Kept
 from phalanx.config import OptimizerConfig
-from phalanx.errors import RunError
 from phalanx.parameters.blocks import BlockAddress, SharedBlock
 from phalanx.parameters.rules import make_rule
 from phalanx.parameters.shards import SLOTS, ParameterShard, QuorumShard, Receipt, Verdict
 
-PARAMETERS_TIMEOUT = 120.0  # seconds for which a server that knows nothing waits to be told
+
+class NoParametersError(Exception):
+    """The answer of a server that came back while its standby was gone, too: the supervisor brings it parameters. It
+    lets nobody wait, as then no thread might be left to take them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,6 @@ class ShardServer:
         self.shard.incarnation = time.time_ns()  # no two have the same
         self.blocks: dict[BlockAddress, SharedBlock] = {}  # of workers on this host
         self.keeping = threading.Lock()
-        self.knows = threading.Event()  # has it parameters?
         self.began_with = -1
         self.kept_version = 0
         copy = kept(order.number)
@@ -96,7 +97,7 @@ class ShardServer:
         self, worker: int, sequence: int, version: int, rate: float, patience: float, gradient: InBlock | np.ndarray
     ) -> Receipt | None:
         """None if the gradient is out of reach, or is another one by now: the worker sends it again, or has gone on."""
-        self._wait_for_parameters()
+        self._need_parameters()
         found = self._find(gradient, sequence)
         if found is None:
             return None
@@ -106,16 +107,16 @@ class ShardServer:
 
     def read(self, step: int | None, bfloat16: bool) -> tuple[int, np.ndarray | None]:
         """The newest parameters, or those of a step; -1 and none if it is gone."""
-        self._wait_for_parameters()
+        self._need_parameters()
         found = self.shard.read(step)
         return (-1, None) if found is None else (found[0], packed(found[1], bfloat16))
 
     def version(self) -> int:
-        self._wait_for_parameters()
+        self._need_parameters()
         return self.shard.version
 
     def state(self) -> Kept:
-        self._wait_for_parameters()
+        self._need_parameters()
         return with_arrays(self.shard.state())
 
     def restore(self, state: Kept) -> None:
@@ -124,14 +125,13 @@ class ShardServer:
 
     def _begin(self, state: Kept) -> None:
         self.shard.restore(with_tensors(state))
-        self.kept_version = self.began_with = state["version"]
+        self.kept_version = state["version"]
         self.shard.allow(self.kept_version + self.order.snapshot_every)
-        self.knows.set()
+        self.began_with = self.kept_version
 
-    def _wait_for_parameters(self) -> None:
-        """A server that came back while its standby was gone, too, has none until the supervisor brings them."""
-        if not self.knows.wait(PARAMETERS_TIMEOUT):
-            raise RunError(f"parameter server {self.order.number} was given no parameters in {PARAMETERS_TIMEOUT:g} s")
+    def _need_parameters(self) -> None:
+        if self.began_with < 0:
+            raise NoParametersError
 
     def set_quorum(self, quorum: int) -> None:
         assert isinstance(self.shard, QuorumShard)
@@ -161,7 +161,7 @@ class ShardServer:
     def copy(self, least: int = 0) -> None:
         """Bring a copy to the standby if so many updates were made since the last one, and wait until it is there.
         Other threads wait as soon as their gradient would be one too many to lose."""
-        if not self.knows.is_set():
+        if self.began_with < 0:
             return
         with self.keeping:
             if self.shard.version - self.kept_version < least:

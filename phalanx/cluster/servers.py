@@ -15,7 +15,6 @@ from phalanx.cluster.server import ShardOrder, ShardServer
 from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
 from phalanx.cluster.watched import GONE, Watched
-from phalanx.parameters.client import Shards
 from phalanx.runtime.child import START_TIMEOUT
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
@@ -54,7 +53,7 @@ class Servers:
     parts: list[slice]
     standby: Watched
 
-    def reach(self, bfloat16: bool) -> Callable[[], Shards]:
+    def reach(self, bfloat16: bool) -> Callable[[], RayShards]:
         """A value that makes a process's way to them."""
         return partial(RayShards, self.handles, self.parts, bfloat16)
 

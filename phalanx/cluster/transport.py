@@ -14,14 +14,14 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from phalanx.cluster.server import Description, InBlock, packed, unpacked, with_arrays, with_tensors
+from phalanx.cluster.server import Description, InBlock, NoParametersError, packed, unpacked, with_arrays, with_tensors
 from phalanx.cluster.watched import GONE, raise_if_hopeless
 from phalanx.errors import RunError
 from phalanx.parameters.blocks import SharedBlock
 from phalanx.parameters.shards import SLOTS, Receipt, readable
 
 CALL_TIMEOUT = 30.0  # seconds after which a server that does not answer is asked again
-RECOVERY = 180.0  # seconds within which a server that died must be back
+RECOVERY = 180.0  # seconds within which a server that died must be back, with parameters
 RETRY = 0.1  # seconds between two tries to reach it
 LOOK = 1.0  # seconds between two looks whether the block that is read is still that of the server
 
@@ -30,6 +30,7 @@ class RayShards:
     """All shards, as one process sees them. A server that dies is waited for: Ray brings it back."""
 
     def __init__(self, servers: Sequence[Any], parts: Sequence[slice], bfloat16: bool = False) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None  # what the supervisor does while it waits for a server
         self.servers = servers
         self.parts = parts
         self.bfloat16 = bfloat16
@@ -69,6 +70,9 @@ class RayShards:
                     raise_if_hopeless(error, f"parameter server {number}")
                     again.append(number)
                     continue
+                except NoParametersError:
+                    again.append(number)
+                    continue
                 if receipt is None:  # it cannot map the block: it is on another host, or in another container
                     self.refused[number] = True
                     again.append(number)
@@ -80,7 +84,7 @@ class RayShards:
             if numbers:
                 if time.monotonic() > deadline:
                     raise RunError(f"parameter server {numbers[0]} did not come back within {RECOVERY:g} s")
-                time.sleep(RETRY)
+                self._wait()
         return [receipts[number] for number in range(len(self.parts))]
 
     def read(self, into: Tensor, steps: Sequence[int | None]) -> list[int]:
@@ -167,7 +171,7 @@ class RayShards:
         return self._ask(range(len(self.servers)), lambda number: call(self.servers[number]))
 
     def _ask(self, numbers: Sequence[int], call: Callable[[int], Any]) -> list[Any]:
-        """Ask servers at once; those that died again, until they are back."""
+        """Ask servers at once; those that died again, until they are back and know parameters."""
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + RECOVERY
         while len(answers) < len(numbers):
@@ -177,11 +181,18 @@ class RayShards:
                     answers[number] = ray.get(one, timeout=CALL_TIMEOUT)
                 except GONE as error:
                     raise_if_hopeless(error, f"parameter server {number}")
-                    if time.monotonic() > deadline:
-                        raise RunError(f"parameter server {number} did not come back within {RECOVERY:g} s") from error
-            if len(answers) < len(numbers):
-                time.sleep(RETRY)
+                except NoParametersError:
+                    pass
+            missing = [number for number in numbers if number not in answers]
+            if missing and time.monotonic() > deadline:
+                raise RunError(f"parameter server {missing[0]} did not come back within {RECOVERY:g} s")
+            if missing:
+                self._wait()
         return [answers[number] for number in numbers]
+
+    def _wait(self) -> None:
+        time.sleep(RETRY)
+        self.meanwhile()
 
 
 def read_block(block: SharedBlock, into: Tensor, step: int | None) -> int:

@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from phalanx.cluster.post import EVALUATOR, WORKER, Post
+from phalanx.cluster.server import ShardOrder, ShardServer
+from phalanx.cluster.standby import Standby
 from phalanx.config.presets import preset
 from phalanx.errors import RunError, UserError
 from phalanx.parameters.client import Whole
 from phalanx.parameters.flat import FlatParameters
+from phalanx.parameters.shards import cut
 from phalanx.runtime.share import WHOLE, Share
 
 pytest.importorskip("ray")
@@ -22,7 +25,9 @@ pytest.importorskip("ray")
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayTaskError
 
 from phalanx.cluster import fleet as fleets
+from phalanx.cluster import transport
 from phalanx.cluster.fleet import CHIEF_TIMEOUT, LONGEST_EVALUATION, ROOM_SECONDS, Fleet
+from phalanx.cluster.servers import Servers
 from phalanx.runtime.child import START_TIMEOUT
 
 
@@ -30,7 +35,7 @@ class Calls:
     """Stands for Ray: a call is its own answer, an error is raised, None has not come yet."""
 
     @staticmethod
-    def wait(calls, timeout):
+    def wait(calls, timeout, num_returns=1):
         return [call for call in calls if call != "none yet"], []
 
     @staticmethod
@@ -156,3 +161,54 @@ def test_a_checkpoint_does_not_count_back_when_a_server_did(fleet_of, monkeypatc
     fleet.version = 120
     monkeypatch.setattr(fleet, "_whole", lambda: Whole(torch.zeros(16), {"version": 20, "rule": {}}))
     assert fleet.snapshot().store["version"] == 120
+
+
+class Here:
+    """A server in this process behind a handle like Ray's; another one may take its place."""
+
+    def __init__(self, server):
+        self.server = server
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=lambda *arguments: self._answer(name, arguments))
+
+    def _answer(self, name, arguments):
+        try:
+            return getattr(self.server, name)(*arguments)
+        except Exception as error:
+            return error
+
+
+@pytest.mark.parametrize("asked", ["supervisor", "chief"])
+def test_a_server_that_lost_its_standby_is_looked_after_while_it_is_asked_for_a_checkpoint(
+    fleet_of, monkeypatch, asked
+):
+    """Only the supervisor can give it parameters, and waits for its state meanwhile, or for a chief who does."""
+    fleet, told = fleet_of()
+    monkeypatch.setattr(transport, "ray", fleets.ray)
+    monkeypatch.setattr(transport, "LOOK", 0.0)
+    monkeypatch.setattr(transport, "RECOVERY", 20.0)
+    fleet.model = FlatParameters(nn.Linear(32, 1, bias=False))
+    parts, standby = cut(32, 2), Standby()
+    orders = [ShardOrder(number, 16, fleet.experiment.optimizer, quorum=1) for number in range(2)]
+    for order, copy in zip(orders, fleet._copies(parts), strict=True):
+        standby.keep(order.number, copy)
+    handles = [Here(ShardServer(order, standby.keep, standby.kept)) for order in orders]
+    fleet.servers = Servers(handles, parts, SimpleNamespace(came_back=lambda: False))
+    fleet._look_after_servers()
+    handles[1].server = ShardServer(orders[1], standby.keep, Standby().kept)
+    if asked == "chief":
+        fleet.posts[0].begun = True
+        whole = {"values": torch.ones(32).numpy(), "version": 4, "rule": {}}
+        fleet.posts[0].handle.whole = SimpleNamespace(remote=lambda: "none yet")
+
+        def get(call, timeout):
+            return Calls.get(whole if call == "none yet" else call, timeout)
+
+        def wait(calls, timeout, num_returns=1):
+            return (calls, []) if calls == ["none yet"] and told else Calls.wait(calls, timeout)
+
+        monkeypatch.setattr(fleets, "ray", SimpleNamespace(wait=wait, get=get))
+    assert fleet._whole().state["version"] == (4 if asked == "chief" else 0)
+    assert told[0] == "parameter server 1 died with its standby: it goes on from the newest checkpoint"
+    assert handles[1].server.began_with == 0

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from phalanx.cluster.server import InBlock, ShardOrder, ShardServer, with_arrays
+from phalanx.cluster.server import InBlock, NoParametersError, ShardOrder, ShardServer, with_arrays
 from phalanx.cluster.standby import Standby
 from phalanx.config import OptimizerConfig
 from phalanx.parameters.blocks import SharedBlock
@@ -115,18 +115,22 @@ def test_a_successor_applies_nothing_twice():
     assert receipt.incarnation != first.shard.incarnation
 
 
-def test_a_server_without_parameters_lets_wait_until_it_is_given_some():
+def test_a_server_without_parameters_says_so_until_it_is_given_some():
+    """It lets nobody wait: all its threads could be taken when somebody brings it parameters."""
     server = server_of(Standby())
     assert server.describe().began_with == -1
-    receipts = []
-    waiting = threading.Thread(target=lambda: receipts.append(server.push(0, 1, 9, 1.0, 0.0, ONES)))
-    waiting.start()
+    calls = (
+        lambda: server.push(0, 1, 9, 1.0, 0.0, ONES),
+        lambda: server.read(None, False),
+        server.version,
+        server.state,
+    )
+    for call in calls:
+        with pytest.raises(NoParametersError):
+            call()
     server.copy()  # there is nothing to copy
-    time.sleep(0.05)
-    assert not receipts
     server.restore(standby_of(version=9).kept(0))
-    waiting.join(10)
-    assert receipts[0].version == 10
+    assert server.push(0, 1, 9, 1.0, 0.0, ONES).version == 10
     assert server.describe().began_with == 9
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -189,7 +190,7 @@ def test_a_push_that_is_sent_again_counts_once(servers):
 
 
 def test_a_server_that_dies_with_its_standby_waits_for_parameters(servers):
-    from phalanx.cluster.server import with_arrays
+    from phalanx.cluster.server import NoParametersError, with_arrays
 
     store = store_of(servers)
     for gradient in gradients(7):
@@ -204,9 +205,28 @@ def test_a_server_that_dies_with_its_standby_waits_for_parameters(servers):
         store.pull(store.parameters)
         assert torch.equal(store.parameters.flat, before)  # what was read last, not what an empty server has
         time.sleep(0.1)
+    calls = [servers.handles[2].version.remote() for _ in range(50)]  # more than it has threads for
+    for call in calls:
+        with pytest.raises(NoParametersError):
+            ray.get(call, timeout=60)
+    far = store_of_in_thread(servers)
     ray.get(servers.handles[2].restore.remote(state), timeout=60)
+    assert far().version == 7
     assert store.push(gradients(1)[0], 0.1) == 8
     assert not torch.equal(store.parameters.flat[servers.parts[2]], before[servers.parts[2]])
+
+
+def store_of_in_thread(servers):
+    """A worker on another host that begins now, and waits."""
+    made = []
+    thread = threading.Thread(target=lambda: made.append(store_of(servers, 3, far=True)))
+    thread.start()
+
+    def joined():
+        thread.join(60)
+        return made[0]
+
+    return joined
 
 
 class ShardState:
