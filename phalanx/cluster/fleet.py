@@ -287,10 +287,11 @@ class Fleet:
             shards.ignorant.discard(shard)
             self.given.add(shard)
         came_back, shards.came_back = shards.came_back, {}
-        for shard, sentence in came_back.items():
-            bound = "" if shard in self.given else f" (at most {self.topology.snapshot_every} can be)"
+        for shard, (sentence, lost) in came_back.items():
+            most = self.topology.snapshot_every
+            bound = f" (at most {most} can be)" if lost <= most else ", as its standby was out of reach"
+            self.event(sentence + ("" if shard in self.given else bound))
             self.given.discard(shard)
-            self.event(sentence + bound)
             if self.quorum.asked:
                 self.servers.set_quorum(self.quorum.present)
 

@@ -20,7 +20,9 @@ from phalanx.cluster.standby import Kept
 from phalanx.config import OptimizerConfig
 from phalanx.parameters.blocks import BlockAddress, SharedBlock
 from phalanx.parameters.rules import make_rule
-from phalanx.parameters.shards import SLOTS, ParameterShard, QuorumShard, Receipt, Verdict
+from phalanx.parameters.shards import COPY_TIMEOUT, SLOTS, ParameterShard, QuorumShard, Receipt, Verdict
+
+RETRY = 0.2  # seconds between two tries to reach the standby
 
 
 class NoParametersError(Exception):
@@ -64,10 +66,10 @@ class ShardServer:
     def __init__(
         self,
         order: ShardOrder,
-        keep: Callable[[int, Kept], None],
+        keep: Callable[[int, Kept], bool],
         kept: Callable[[int], Kept | None],
     ) -> None:
-        """`keep` brings a copy to the standby, which `kept` asks for it."""
+        """`keep` brings a copy to the standby, and says whether it is there; `kept` asks the standby for it."""
         torch.set_num_threads(1)
         self.order = order
         self.keep = keep
@@ -85,6 +87,7 @@ class ShardServer:
         self.keeping = threading.Lock()
         self.began_with = -1
         self.kept_version = 0
+        self.without = False  # has it gone on without a copy?
         copy = kept(order.number)
         if copy is not None:
             self._begin(copy)
@@ -160,18 +163,24 @@ class ShardServer:
 
     def copy(self, least: int = 0) -> None:
         """Bring a copy to the standby if so many updates were made since the last one, and wait until it is there.
-        Other threads wait as soon as their gradient would be one too many to lose."""
+        Other threads wait as soon as their gradient would be one too many to lose. A standby that is out
+        of reach is waited for; for long only once, then work goes on without copies until one arrives."""
         if self.began_with < 0:
             return
         with self.keeping:
             if self.shard.version - self.kept_version < least:
                 return  # another thread did it meanwhile
-            state = self.shard.state()
-            try:
-                self.keep(self.order.number, with_arrays(state))
-            finally:
-                self.kept_version = state["version"]
-                self.shard.allow(self.kept_version + self.order.snapshot_every)
+            deadline = time.monotonic() + (0.0 if self.without else COPY_TIMEOUT)
+            while True:
+                state = self.shard.state()
+                if self.keep(self.order.number, with_arrays(state)):
+                    self.kept_version, self.without = state["version"], False
+                    break
+                if time.monotonic() > deadline:
+                    self.without = True
+                    break
+                time.sleep(RETRY)
+            self.shard.allow(state["version"] + self.order.snapshot_every)
 
 
 def with_arrays(state: dict[str, Any]) -> Kept:

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from phalanx.cluster.server import ShardOrder, ShardServer
+from phalanx.cluster.server import RETRY, ShardOrder, ShardServer
 from phalanx.cluster.standby import Kept, Standby
 from phalanx.cluster.transport import RayShards
 from phalanx.cluster.watched import GONE, Watched
@@ -19,20 +19,22 @@ from phalanx.runtime.child import START_TIMEOUT
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
-RETRY = 0.2  # seconds between two tries to reach the standby
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
 
 class Server(ShardServer):
-    """A shard whose copies go to a standby on Ray. A standby that is dead gets them when it is back."""
+    """A shard whose copies go to a standby on Ray."""
 
     def __init__(self, order: ShardOrder) -> None:
         self.standby = ray.get_actor(STANDBY)  # by name: Ray cannot start again what was given a handle
         super().__init__(order, self._send_copy, self._fetch_copy)
 
-    def _send_copy(self, shard: int, state: Kept) -> None:
-        with contextlib.suppress(*GONE):
+    def _send_copy(self, shard: int, state: Kept) -> bool:
+        try:
             ray.get(self.standby.keep.remote(shard, state), timeout=STANDBY_TIMEOUT)
+        except GONE:
+            return False
+        return True
 
     def _fetch_copy(self, shard: int) -> Kept | None:
         """None only if the standby says that it has none, as after its own death, or is not to be reached for long."""

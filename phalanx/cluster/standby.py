@@ -18,13 +18,14 @@ class Standby:
     def __init__(self) -> None:
         self.newest: dict[int, Kept] = {}
 
-    def keep(self, shard: int, state: Kept) -> None:
+    def keep(self, shard: int, state: Kept) -> bool:
         """Take a copy; what has arrived lies in memory that is shared, and short."""
         self.newest[shard] = {
             **state,
             "values": np.array(state["values"]),
             "rule": {name: np.array(value) for name, value in state["rule"].items()},
         }
+        return True
 
     def kept(self, shard: int) -> Kept | None:
         return self.newest.get(shard)

@@ -40,7 +40,7 @@ class RayShards:
         self.blocks: list[SharedBlock | None] = [None for _ in parts]
         self.incarnations = [0] * len(parts)
         self.refused = [False] * len(parts)  # can the shard not map this process's block?
-        self.came_back: dict[int, str] = {}  # servers that died -> what became of them, for whoever asks
+        self.came_back: dict[int, tuple[str, int]] = {}  # servers that died -> what became of them, updates lost
         self.ignorant: set[int] = set()  # those that came back without a copy, and wait for parameters
         self.looked = time.monotonic()
         self.looking: dict[Any, int] = {}
@@ -140,13 +140,16 @@ class RayShards:
         self.unread.add(number)
         self.ignorant.discard(number)
 
-    def _account(self, number: int, began_with: int) -> str:
+    def _account(self, number: int, began_with: int) -> tuple[str, int]:
         """What the death of a server has cost. Its memory outlives it wherever it was mapped, and with it its last
         version; of one on another host we know the last that we heard."""
         block = self.blocks[number]
         least, died_at = ("", int(block.header[0])) if block is not None else ("at least ", self.known[number])
         lost = max(0, died_at - began_with)
-        return f"parameter server {number} died and came back with update {began_with:,}; {least}{lost:,} are lost"
+        return (
+            f"parameter server {number} died and came back with update {began_with:,}; {least}{lost:,} are lost",
+            lost,
+        )
 
     def _connect_again(self, number: int) -> None:
         self.looking = {call: other for call, other in self.looking.items() if other != number}  # may be out of date

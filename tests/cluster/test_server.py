@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 
+from phalanx.cluster import server as servers
 from phalanx.cluster.server import InBlock, NoParametersError, ShardOrder, ShardServer, with_arrays
 from phalanx.cluster.standby import Standby
 from phalanx.config import OptimizerConfig
@@ -35,7 +36,7 @@ def standby_of(version=0):
 def server_of(standby, delay=0.0, **order):
     def keep(shard, state):
         time.sleep(delay)
-        standby.keep(shard, state)
+        return standby.keep(shard, state)
 
     return ShardServer(ShardOrder(0, SIZE, CONFIG, **order), keep, standby.kept)
 
@@ -89,6 +90,26 @@ def test_never_more_updates_are_lost_than_was_said(quorum):
     in_threads(4, push)
     assert shard.version > 40
     assert shard.rule.most == 7
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0], ids=["waited for", "gone for long"])
+def test_a_copy_that_did_not_arrive_is_none(monkeypatch, patience):
+    """The server sends another one soon; only if the standby is gone for long it goes on and may lose more."""
+    monkeypatch.setattr(servers, "COPY_TIMEOUT", patience)
+    monkeypatch.setattr(servers, "RETRY", 0.001)
+    standby, tries = standby_of(), []
+
+    def keep(shard, state):
+        tries.append(state["version"])
+        return standby.keep(shard, state) if len(tries) > 3 else False
+
+    server = ShardServer(ShardOrder(0, SIZE, CONFIG, snapshot_every=2), keep, standby.kept)
+    server.shard.rule = Watching(server.shard.rule, lambda: server.shard.version - standby.kept(0)["version"])
+    for sequence in range(9):
+        server.push(0, sequence, sequence, 0.1, 0.0, ONES)
+    assert tries == ([2, 2, 2, 2, 4, 6, 8] if patience else [2, 4, 6, 8])
+    assert server.kept_version == standby.kept(0)["version"] == 8
+    assert server.shard.rule.most == (2 if patience else 8)
 
 
 def test_a_successor_takes_again_what_waited_when_the_copy_was_made():

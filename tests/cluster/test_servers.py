@@ -165,8 +165,9 @@ def test_a_server_that_is_killed_comes_back_and_its_workers_go_on(servers):
     assert 16 - EVERY <= versions[1] < 16
     lost = 16 - versions[1]
     began = 8 - lost
-    assert near.shards.came_back == {1: f"parameter server 1 died and came back with update {began}; {lost} are lost"}
-    assert far.shards.came_back[1].endswith(f"; at least {lost} are lost")
+    words = f"parameter server 1 died and came back with update {began}; {lost} are lost"
+    assert near.shards.came_back == {1: (words, lost)}
+    assert far.shards.came_back[1][0].endswith(f"; at least {lost} are lost")
     values = ray.get(servers.handles[1].read.remote(None, False))[1]
     for store in (near, far):
         store.pull(store.parameters)
