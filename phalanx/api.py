@@ -167,9 +167,10 @@ def _check_cluster(experiment: Experiment) -> None:
 
     check_cluster(experiment)
     if address := getattr(experiment.topology, "address", ""):
-        from phalanx.cluster.engine import check_address
+        from phalanx.cluster.engine import check_address, check_token
 
         check_address(address)
+        check_token(address)
 
 
 def refuse_changes(experiment: Experiment, saved: Experiment) -> None:

@@ -27,7 +27,11 @@ trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
     ray start --head --node-ip-address="$ip" --port="$PORT" --num-cpus="$SLURM_CPUS_PER_TASK" \
     --object-store-memory="$STORE" --include-dashboard=false --disable-usage-stats --block &
-until ray status --address="$address" >/dev/null 2>&1; do sleep 1; done
+for try in {1..60}; do
+    ray status --address="$address" >/dev/null 2>&1 && break
+    ((try < 60)) || { echo "the head of the cluster did not start at $address" >&2; exit 1; }
+    sleep 1
+done
 if ((SLURM_JOB_NUM_NODES > 1)); then
     srun --overlap --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$head" \
         ray start --address="$address" --num-cpus="$SLURM_CPUS_PER_TASK" \

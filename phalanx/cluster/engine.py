@@ -66,6 +66,40 @@ def check_address(address: str) -> None:
         ) from None
 
 
+def check_token(address: str) -> None:
+    """Refuse to join a cluster that does not know this process's token, before a run directory is made. What Ray writes
+    of it to the terminal comes from below Python, and only the file descriptor can be kept from it."""
+    import_ray()
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError, RayError
+
+    found = canonicalize_bootstrap_address(address) if address == "auto" else address
+    require(bool(found), "--topology.address is auto, but no Ray cluster is to be found on this host")
+    try:
+        with _silent():
+            GcsClient(address=found)
+    except AuthenticationError:
+        raise UserError(
+            f"the cluster at {found} refuses this process's token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here to "
+            "what they are where the cluster was started"
+        ) from None
+    except RayError as error:
+        raise UserError(f"no Ray cluster answers at {found} ({in_words(error)})") from None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def import_ray() -> Any:
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,48 @@ def test_torchrun_on_two_hosts_learns_what_one_host_does(train, tmp_path):
 def test_a_wrong_address_is_refused_in_one_sentence(address, words):
     with pytest.raises(UserError, match=words):
         check_address(address)
+
+
+@pytest.fixture
+def head(ray_place):
+    """The address of a cluster's head, or rather of the part of it that answers who joins, with a token of its own."""
+    ray = pytest.importorskip("ray")
+    server = Path(ray.__file__).with_name("core") / "src/ray/gcs/gcs_server"
+    port = 31_000 + os.getpid() % 9_000
+    flags = {"log_dir": ray_place, "config_list": "e30=", "gcs_server_port": port, "metrics-agent-port": 0}
+    flags |= {"node-ip-address": "127.0.0.1", "session-name": "s", "session-dir": ray_place, "node-id": "0f" * 28}
+    flags |= {"stdout_filepath": f"{ray_place}/out", "stderr_filepath": f"{ray_place}/err"}
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    command = [server, *(f"--{name}={value}" for name, value in flags.items())]
+    process = subprocess.Popen(command, env={**os.environ, **secret}, stdout=subprocess.DEVNULL)
+
+    def listens():
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return True
+        return False
+
+    try:
+        wait_until(listens, 30, lambda: "no head")
+        yield f"127.0.0.1:{port}", secret
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_a_wrong_token_is_refused_before_there_is_a_run(head, tmp_path):
+    """In processes of their own: Ray reads the variables once."""
+    address, secret = head
+    command = [sys.executable, "-m", "phalanx", "train", "gorila-catch", "--topology.address", address]
+    command += ["--run.directory", str(tmp_path / "runs")]
+    wrong = {**os.environ, **secret, "RAY_AUTH_TOKEN": "b" * 64}
+    done = subprocess.run(command, cwd=ROOT, env=wrong, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"the cluster at {address} refuses this process's token; set RAY_AUTH_MODE=token" in line
+    assert not (tmp_path / "runs").exists()
+    code = f"from phalanx.cluster.engine import check_token; check_token('{address}')"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **secret}, timeout=120, check=True)
 
 
 def test_a_wrong_address_is_refused_before_there_is_a_run(train, tmp_path, capsys):

@@ -58,6 +58,20 @@ def test_commands_of_phalanx_are_valid():
         assert experiment.topology.name in ("gorila", "dba3c", "synchronous")
 
 
+def test_every_command_that_joins_a_cluster_has_its_token():
+    """On its line, or by an `export` before it in the same file, unless another host's shell runs it."""
+    joining = re.compile(r"ray (start|status)|phalanx (train|resume)\b.*--topology\.address")
+    token = "RAY_AUTH_MODE=token RAY_AUTH_TOKEN"
+    for text in sources():
+        exported, joins = False, 0
+        for line in text.splitlines():
+            exported = exported or f"export {token}" in line
+            if found := joining.search(line):
+                joins += 1
+                assert token in line[: found.start()] or (exported and "ray exec" not in line), line
+        assert joins >= 3
+
+
 def test_flags_of_studies_exist():
     known = set(StudyOptions.__dataclass_fields__)
     for words in commands("phalanx study cluster"):
