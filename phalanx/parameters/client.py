@@ -26,7 +26,8 @@ from phalanx.types import Gradient
 
 PATIENCE = 1.0  # seconds for which a push waits for its step to be over, before it looks again
 STEP_TIMEOUT = 600.0  # seconds after which a step that never ends is an error
-TRIES = 200  # to read one step of all shards, before the newest of each is taken
+TRIES = 200  # to read one step of all shards, while none of them makes a step, before the newest of each is taken
+READ_TIMEOUT = 10.0  # seconds of that while they make steps too fast for this reader
 
 
 class Whole(NamedTuple):
@@ -74,7 +75,7 @@ class ShardsHere:
         for number, (shard, part, version) in enumerate(calls):
             if receipts[number].verdict is Verdict.WAITING and patience:
                 waited = shard.push(worker, sequence, version, gradient[part], rate, patience)
-                shard.counts["repeated"] -= 1  # it was asked for by nobody but this loop
+                shard.counts["repeated"] -= waited.repeated  # it was asked for by nobody but this loop
                 receipts[number] = waited._replace(age=receipts[number].age, repeated=receipts[number].repeated)
         return receipts
 
@@ -198,18 +199,21 @@ class ShardedStore:
         """Bring a vector to the newest parameters; their versions."""
         steps: list[int | None] = [None for _ in self.shards.parts]
         versions = self.shards.read(flat, steps)
-        for _ in range(TRIES if self.consistent else 0):
-            oldest = min(versions)
-            if oldest >= 0 and all(version == oldest for version in versions):
+        if not self.consistent:
+            return versions
+        stood, deadline = 0, time.monotonic() + READ_TIMEOUT
+        while not one_step(versions):
+            oldest = [min(versions) for _ in versions]
+            if min(oldest) >= 0 and self.shards.read(flat, oldest) == oldest:
+                return oldest
+            before, versions = versions, self.shards.read(flat, steps)
+            stood = stood + 1 if versions == before and min(versions) >= 0 else 0
+            if stood >= TRIES:  # a shard came back from an older copy, and made no step since
+                self.counts["torn"] += 1
+                return [max(versions) for _ in versions]  # the next push tells it at which step the others are
+            if time.monotonic() > deadline:  # each has its step: the next push is late where it is, and ends none
+                self.counts["torn"] += 1
                 return versions
-            if oldest < 0:  # some are further than others remember
-                versions = self.shards.read(flat, steps)
-            else:
-                versions = self.shards.read(flat, [oldest for _ in versions])
-        if self.consistent and (min(versions) < 0 or len(set(versions)) > 1):
-            self.counts["torn"] += 1  # a shard came back from an older copy, and made no step since
-            versions = self.shards.read(flat, steps)
-            return [max(versions) for _ in versions]  # the next push tells it at which step the others are
         return versions
 
     def _on_the_wire(self, flat: Tensor) -> Tensor:
@@ -248,6 +252,10 @@ class ShardedStore:
         self.seen = [-1] * len(self.seen)
         self.heard, self.lost, self.version = list(self.seen), [0] * len(self.seen), 0
         self.pull(self.parameters)
+
+
+def one_step(versions: Sequence[int]) -> bool:
+    return min(versions) >= 0 and len(set(versions)) == 1
 
 
 def joined(values: list[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 from collections import Counter
 from enum import Enum
 from typing import Any, NamedTuple
@@ -26,8 +27,8 @@ from phalanx.parameters.rules import Rule
 ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
 SLOTS = 3  # copies of the parameters: the newest, the one before it, and the one that is written
 
-
 COPY_TIMEOUT = 60.0  # seconds for which a push waits until a copy of the shard is made, before it goes on without
+PASSED_OVER = 1.0  # seconds after which a step that has gradients is given up, if somebody says that others are further
 
 
 class Verdict(Enum):
@@ -110,7 +111,11 @@ class ParameterShard:
             if repeated:
                 self.counts["repeated"] += 1
             else:
-                verdict = self._take(worker, version, gradient, rate)
+                taken = self._take(worker, version, gradient, rate)
+                if taken is None:
+                    self.changed.wait_for(lambda: self.version >= version, timeout=patience)
+                    return Receipt(Verdict.WAITING, self.version, age, False, self.incarnation)
+                verdict = taken
                 self.seen[worker] = sequence, verdict
                 self.counts[verdict.value] += 1
                 self.changed.notify_all()
@@ -165,7 +170,8 @@ class ParameterShard:
         self.slots[version % SLOTS] = values
         self.header[0] = version
 
-    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict:
+    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict | None:
+        """None if it cannot be judged yet, and must come again."""
         if self.bound and self.version - version > self.bound:
             return Verdict.STALE
         self._apply(gradient, rate)
@@ -195,6 +201,7 @@ class QuorumShard(ParameterShard):
         super().__init__(*args, **kwargs)
         self.quorum = quorum
         self.pending: dict[int, tuple[Tensor, float]] = {}  # worker -> its gradient and learning rate, of this step
+        self.told: tuple[int, float] | None = None  # the step of which it was first told that it is over, and when
 
     def set_quorum(self, quorum: int) -> None:
         """Fewer workers may be alive than were asked for; what has come may then be enough."""
@@ -204,15 +211,24 @@ class QuorumShard(ParameterShard):
             self._advance()
             self.changed.notify_all()
 
-    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict:
+    def _take(self, worker: int, version: int, gradient: Tensor, rate: float) -> Verdict | None:
         if version < self.version:
             return Verdict.LATE
         if version > self.version:  # this shard came back from an older copy: its steps are numbered like the others'
+            if self.pending and not self._is_over():
+                return None
             self._settle(Verdict.LATE)
             self._begin_at(version, self.values.clone())
             self.counts["skipped"] += 1
         self.pending[worker] = gradient.clone(), rate
         return Verdict.APPLIED if self._advance() else Verdict.WAITING
+
+    def _is_over(self) -> bool:
+        """Nobody else needs to come for a step that has begun here, if others make later ones. But it may be another
+        shard that came back, and this one about to end its step like the rest: that takes a moment."""
+        if self.told is None or self.told[0] != self.version:
+            self.told = self.version, time.monotonic()
+        return time.monotonic() - self.told[1] > PASSED_OVER
 
     def _advance(self) -> bool:
         """Make the step if there are enough gradients. They are added in the order of workers, so that the sum does not

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phalanx.config import OptimizerConfig
+from phalanx.parameters import client as client_module
+from phalanx.parameters import shards as shard_module
 from phalanx.parameters.client import ShardedStore, ShardsHere
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.guard import LossGuard
@@ -194,7 +196,8 @@ def test_a_quorum_gradient_that_comes_twice_is_one_of_the_quorum():
         assert shard.push(0, 1, 0, torch.ones(16), 1.0).verdict is Verdict.WAITING
     assert shard.version == 0
     shard.push(1, 1, 0, torch.full((16,), 3.0), 1.0)
-    assert shard.push(0, 1, 0, torch.ones(16), 1.0).verdict is Verdict.WAITING or shard.version == 1
+    again = shard.push(0, 1, 0, torch.ones(16), 1.0)
+    assert again.verdict is Verdict.APPLIED and again.repeated
     assert torch.equal(shard.values, torch.full((16,), -2.0))
 
 
@@ -323,6 +326,42 @@ def test_a_shard_that_comes_back_while_nobody_pushes_is_told_where_the_others_ar
     assert [shard.version for shard in shards] == [5, 5]
     store.push(gradient_of(torch.ones(32)), 1.0)
     assert store.counts["torn"] == 1
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it goes on", "nobody comes"])
+def test_a_step_that_has_begun_is_not_passed_over_at_once(monkeypatch, ends):
+    """A worker that is further may have seen another shard that came back."""
+    monkeypatch.setattr(shard_module, "PASSED_OVER", 60.0)
+    shard = QuorumShard(torch.zeros(16), PLAIN, quorum=2)
+    assert shard.push(0, 1, 0, torch.ones(16), 1.0).verdict is Verdict.WAITING
+    assert shard.push(5, 1, 1, torch.ones(16), 1.0, 0.001).verdict is Verdict.WAITING
+    assert shard.version == 0
+    if ends:
+        assert shard.push(1, 1, 0, torch.ones(16), 1.0).verdict is Verdict.APPLIED
+    monkeypatch.setattr(shard_module, "PASSED_OVER", 0.0)
+    last = shard.push(5, 1, 1, torch.ones(16), 1.0)
+    assert last.verdict is Verdict.WAITING and shard.version == 1 and list(shard.pending) == [5]
+    assert shard.push(0, 1, 0, torch.ones(16), 1.0).verdict is (Verdict.APPLIED if ends else Verdict.LATE)
+    assert shard.counts["skipped"] == (not ends)
+
+
+class Racing(ShardsHere):
+    """Shards that make two steps between any two reads, the first of them a step ahead."""
+
+    def read(self, into, steps):
+        for number, shard in enumerate(self.shards):
+            shard._begin_at(shard.version + 2 + (number == 0 and shard.version == 0), shard.values.clone())
+        return super().read(into, steps)
+
+
+def test_who_reads_too_slowly_claims_no_step_that_others_are_making(monkeypatch):
+    monkeypatch.setattr(client_module, "READ_TIMEOUT", 0.05)
+    shards = [QuorumShard(torch.zeros(16), PLAIN, quorum=2) for _ in range(2)]
+    parameters = FlatParameters(nn.Linear(32, 1, bias=False))
+    store = ShardedStore(Racing(shards), parameters, PLAIN, lambda flat: flat.norm(), consistent=True)
+    assert store.counts["torn"] == 1
+    assert store.seen == [shard.version for shard in shards]
+    assert store.seen[0] == store.seen[1] + 1
 
 
 def test_bfloat16_rounds_what_travels_and_nothing_else():
