@@ -220,12 +220,21 @@ def _cluster(experiment: Experiment) -> None:
             "asynchronous for an actor-critic",
         )
         require(not sampler.overlap, "sampler.overlap is for one replica; bundles overlap each other")
+        require(
+            not experiment.run.eval_every,
+            "run.eval_every is not for gorila: the process that would play looks after all others; play games with "
+            "the checkpoints of the run, by `phalanx eval`",
+        )
     if isinstance(topology, DBA3CConfig):
         require(
             not isinstance(algorithm, DQNConfig),
             "topology dba3c learns from short segments; use it with a2c or ppo, or take gorila for Q-learning",
         )
         require(not sampler.overlap, "sampler.overlap is for replicas; the threads of a worker of dba3c overlap anyway")
+        require(
+            not experiment.run.eval_every,
+            "run.eval_every is not for dba3c, whose evaluator is a process of its own; use --topology.evaluate-every",
+        )
         require(sampler.resets == "swap", "sampler.resets wait is for lock step; use --sampler.resets swap with dba3c")
         simulators = topology.workers * topology.agents
         require(

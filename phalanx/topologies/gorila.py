@@ -5,7 +5,7 @@ for anybody (Gorila).
     [actor: own environments] -> [replay] -> [learner] -----> [slice 0, its rule] [slice 1, its rule] ...
          ^  pull before every acting step       | gradient         |  copies, every so many updates
          |__________________________________<___|__________________|             v
-    driver: records, evaluates, writes checkpoints, replaces the dead         standby
+    driver: records, writes checkpoints, replaces the dead                    standby
 
 A bundle (`topology.bundles`, the paper's experiment) is a replica with another store. With `topology.bundles 0` actors,
 replay shards and learners are processes of their own (`topologies/roles.py`). The target network and epsilon can go by

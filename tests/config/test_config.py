@@ -238,6 +238,12 @@ def test_values_that_make_no_sense_are_refused(change, words):
     assert re.search(words, refused(dataclasses.replace(preset("a2c"), **change)))
 
 
+@pytest.mark.parametrize(("name", "words"), [("dba3c", "--topology.evaluate-every"), ("gorila", "phalanx eval")])
+def test_who_looks_after_a_fleet_plays_no_games(name, words):
+    run = dataclasses.replace(preset(name).run, eval_every=1_000)
+    assert words in refused(dataclasses.replace(preset(name), run=run))
+
+
 def test_a_schedule_by_updates_with_a_length_is_fine():
     optimizer = OptimizerConfig(final_learning_rate=0.0, schedule_clock="updates", schedule_length=10)
     dataclasses.replace(preset("a2c"), optimizer=optimizer).validate()
