@@ -17,6 +17,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from phalanx.cluster import janitor
+
 MARK = "PHALANX_TEST_RUN"
 PLACE = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # for what Ray keeps in files; short, for the names of sockets
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
@@ -47,7 +49,8 @@ class RayRun:
         self.output.close()
 
     def processes(self, kind=""):
-        """Those that live, the driver aside; of one kind by how Ray calls them."""
+        """Those that live, the driver aside; of one kind by how Ray calls them. Ray's agents write a title over their
+        environment: they are known by the files that they have open in a run's directory."""
         found = []
         for entry in os.listdir("/proc"):
             if not entry.isdigit() or int(entry) == self.driver.pid:
@@ -57,7 +60,11 @@ class RayRun:
                 words = Path("/proc", entry, "cmdline").read_bytes()
             except OSError:
                 continue
-            if f"{MARK}={self.mark}".encode() in environment and kind.encode() in words:
+            ours = f"{MARK}={self.mark}".encode() in environment
+            if not ours and words.startswith(janitor.TITLE):
+                with contextlib.suppress(OSError):
+                    ours = any(file.startswith(f"{PLACE}/phalanx-") for file in janitor.open_files(int(entry)))
+            if ours and kind.encode() in words:
                 found.append(int(entry))
         return found
 
@@ -73,10 +80,11 @@ class RayRun:
         return sorted({parent_of(process) for process in self.processes()} & members)
 
     def records(self):
-        try:
-            return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
-        except (OSError, ValueError):
-            return []
+        """Those that are whole: the last one may be about to be written."""
+        with contextlib.suppress(OSError):
+            lines = (self.directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        return []
 
     def events(self):
         try:

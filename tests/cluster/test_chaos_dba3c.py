@@ -38,8 +38,8 @@ def test_dba3c_learns_whoever_dies_and_leaves_nothing_when_it_is_killed(tmp_path
         run.nothing_is_left()
         updates = [record["updates"] for record in run.records()]
         assert updates == sorted(updates)
-        assert "without any copy" not in run.events()
-        assert "cannot" not in run.events()
+        for worse in ("died with its standby", "standby was out of reach"):  # the server came back with its copy
+            assert worse not in run.events()
         assert all(torch.isfinite(value).all() for value in newest_weights(run).values())
     assert ray_directories() <= before
 

@@ -238,6 +238,17 @@ def test_values_that_make_no_sense_are_refused(change, words):
     assert re.search(words, refused(dataclasses.replace(preset("a2c"), **change)))
 
 
+def test_gorila_has_the_numbers_of_the_paper():
+    experiment = preset("gorila")
+    algorithm, topology = experiment.algorithm, experiment.topology
+    assert (topology.bundles, topology.shards, topology.poll_every) == (100, 31, 1)
+    assert (algorithm.target_every, algorithm.target_clock) == (60_000, "updates")
+    assert (algorithm.epsilon_start, algorithm.epsilon_final) == (1.0, 0.1)
+    assert (algorithm.epsilon_length, algorithm.epsilon_clock) == (1_000_000, "updates")
+    assert algorithm.replay_size == 100 * 1_000_000 and experiment.sampler.environments == 100
+    assert experiment.optimizer.rule == "adagrad" and topology.staleness > 0 and topology.outlier > 0
+
+
 @pytest.mark.parametrize(("name", "words"), [("dba3c", "--topology.evaluate-every"), ("gorila", "phalanx eval")])
 def test_who_looks_after_a_fleet_plays_no_games(name, words):
     run = dataclasses.replace(preset(name).run, eval_every=1_000)

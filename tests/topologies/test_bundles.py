@@ -17,9 +17,11 @@ from phalanx.parameters.client import ShardsHere
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_rule
 from phalanx.parameters.shards import ParameterShard, cut
+from phalanx.registry import make_evaluation_policy
 from phalanx.replica.build import make_model, make_replica
 from phalanx.runtime.device import Compute
 from phalanx.runtime.share import Share
+from phalanx.sampling.evaluator import evaluate
 from phalanx.topologies import serial
 from phalanx.topologies.bundle import Bundle
 from phalanx.types import Progress
@@ -135,3 +137,28 @@ def test_bundles_go_by_the_updates_of_all():
 def test_an_algorithm_that_does_not_fit_is_refused(name, topology, words):
     with pytest.raises(UserError, match=words):
         dataclasses.replace(preset(name), topology=topology).validate()
+
+
+def test_two_bundles_with_bounds_learn_catch():
+    """By turns, as threads of one process would share one core anyway."""
+    experiment = experiment_of("gorila-catch", preset("gorila-catch").topology, 40_000)
+    shards = shards_of(experiment, spec := spec_of(experiment), bound=experiment.topology.staleness)
+    with bundle_of(experiment, shards, 0, 2) as one, bundle_of(experiment, shards, 1, 2) as other:
+        score, own, looked = -1.0, [Progress(), Progress()], 0
+        while score < 0.8 and sum(each.steps for each in own) < 40_000:
+            for rank, bundle in enumerate((one, other)):
+                elsewhere = own[1 - rank]
+                own[rank] = bundle.work(Progress(elsewhere.steps, 0, shards[0].version), 0.0).own
+            if sum(each.steps for each in own) >= looked + 4_000:
+                looked += 4_000
+                score = evaluated(experiment, shards, spec)
+    assert score >= 0.8
+
+
+def evaluated(experiment, shards, spec):
+    """The mean score of games with what the servers have."""
+    model = make_model(experiment, spec)
+    ShardsHere(shards).read(FlatParameters(model).flat, [None for _ in shards])
+    policy = make_evaluation_policy(experiment, model, CPU, greedy=True)
+    scores = evaluate(experiment.env, policy, CPU, 50, 1, Progress())
+    return sum(scores) / len(scores)

@@ -8,17 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from test_bundles import CPU, experiment_of, shards_of, spec_of
+from test_bundles import evaluated, experiment_of, shards_of, spec_of
 
 from phalanx.cluster.member import MemberOrder
 from phalanx.config import GorilaConfig
 from phalanx.parameters.client import ShardsHere
-from phalanx.parameters.flat import FlatParameters
-from phalanx.registry import make_evaluation_policy
 from phalanx.replay.shards import ReplayShard, ReplayShardsHere
-from phalanx.replica.build import make_model
 from phalanx.runtime.share import Share
-from phalanx.sampling.evaluator import evaluate
 from phalanx.topologies.gorila import replay_orders
 from phalanx.topologies.roles import Actor, GlobalReplay, Learning
 from phalanx.types import Progress
@@ -85,15 +81,6 @@ def layout(actors, learners, replay_shards=2, **flags):
     return GorilaConfig(bundles=0, actors=actors, learners=learners, replay_shards=replay_shards, shards=2, **flags)
 
 
-def evaluated(experiment, shards, spec):
-    model = make_model(experiment, spec)
-    parameters = FlatParameters(model)
-    ShardsHere(shards).read(parameters.flat, [None for _ in shards])
-    policy = make_evaluation_policy(experiment, model, CPU, greedy=True)
-    scores = evaluate(experiment.env, policy, CPU, 50, 1, Progress())
-    return sum(scores) / len(scores)
-
-
 @pytest.mark.parametrize(
     ("actors", "learners", "algorithm"),
     [(4, 1, {}), (1, 3, {"prioritized": True, "target_clock": "updates"})],
@@ -132,5 +119,21 @@ def test_learning_begins_when_all_parts_are_full_even_if_they_do_not_make_the_wh
         fleet.run(800)
         assert sum(replay.holding().rows for replay in fleet.replays) == 498
         assert fleet.counts[3]["pushes"] > 0
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("name", ["c51-catch", "eps-rainbow-catch"])
+def test_other_algorithms_make_updates_with_several_learners(name):
+    experiment = experiment_of(name, layout(2, 2), 4_000, {"prioritized": True, "learning_starts": 400}, environments=4)
+    fleet = Fleet(experiment)
+    before = [shard.values.clone() for shard in fleet.shards]
+    try:
+        while fleet.shards[0].version < 200:
+            fleet.run(fleet.steps + 200)
+        assert all(fleet.counts[2 + rank]["pushes"] > 50 for rank in range(2))
+        for shard, values in zip(fleet.shards, before, strict=True):
+            assert torch.isfinite(shard.values).all() and not torch.equal(shard.values, values)
+        assert fleet.scores
     finally:
         fleet.close()
