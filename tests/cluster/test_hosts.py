@@ -26,6 +26,13 @@ STORE = 80 << 20
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
+ALONE = ("--topology.evaluate-every", "0")  # two workers and nobody else, as there is room for two
+
+
+def first(flags):
+    return flags[0]
+
+
 class Joining:
     """`phalanx train` that joins a cluster, and what it has written."""
 
@@ -63,7 +70,8 @@ class Joining:
 
 
 @pytest.mark.slow
-def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place):
+@pytest.mark.parametrize("flags", [("gorila-catch", "--topology.bundles", "2"), ("dba3c-catch", *ALONE)], ids=first)
+def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place, flags):
     """And the cluster outlives the run, with nothing of it left there, even if its driver is killed."""
     pytest.importorskip("ray")
     from phalanx.cluster.engine import import_ray
@@ -84,12 +92,12 @@ def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place):
             kinds = (b"ray::Host", b"ray::Server", b"ray::Standby")
             return [process for process in descendants(os.getpid()) if command_line(process).startswith(kinds)]
 
-        run = Joining(tmp_path, cluster.address, start, "gorila-catch", "--topology.bundles", "2")
+        run = Joining(tmp_path, cluster.address, start, *flags)
         try:
             run.wait_for_updates()
             cluster.remove_node(leaving, allow_graceful=False)
             run.wait(lambda: "died:" in run.events())
-            run.wait_for_updates()  # of the bundle that is left; there is no room for another one
+            run.wait_for_updates()  # of the member that is left; there is no room for another one
             cluster.add_node(**node)
             run.wait(lambda: sum(command_line(each).startswith(b"ray::Host") for each in ours()) == 2)
             run.wait_for_updates()
