@@ -79,6 +79,7 @@ class Fleet:
         self.counts: dict[int, dict[str, int]] = {}
         self.replays = [Watched(handle) for handle in replays]
         self.version = 0
+        self.named: set[int] = set()  # parameter servers that are gone, as the events say
         self.given: set[int] = set()  # parameter servers that had to be given parameters, and have not come back yet
         self.states: list[dict[str, Any] | None] = [None] * len(posts)
         self.saved_store: dict[str, Any] | None = None
@@ -274,11 +275,16 @@ class Fleet:
         assert self.servers is not None
         shards = self._own_shards()
         shards.look()
-        if self.servers.look_after_standby():
-            self.event("the standby of the parameter servers died and came back; it gets copies of all of them")
+        for shard in sorted(shards.gone - self.named):
+            self.event(f"parameter server {shard} died; Ray starts it again")
+        self.named = set(shards.gone)
+        if news := self.servers.look_after_standby():
+            what = "; Ray starts it again" if news == "died" else " and came back; it gets copies of all of them"
+            self.event(f"the standby of the parameter servers died{what}")
         for place, replay in enumerate(self.replays):
-            if replay.came_back():
-                self.event(f"replay shard {place} died and came back empty")
+            if news := replay.look():
+                what = "; Ray starts it again" if news == "died" else " and came back empty"
+                self.event(f"replay shard {place} died{what}")
         copies = self._copies(self.servers.parts) if shards.ignorant else []
         for shard in list(shards.ignorant):
             self.event(f"parameter server {shard} died with its standby: it goes on from the newest checkpoint")

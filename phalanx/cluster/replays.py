@@ -62,8 +62,9 @@ def get(call: Any) -> Any:
         return None
 
 
-def start_replays(orders: Sequence[tuple[DQNConfig, EnvSpec, int, int, int]], cores: int) -> list[Any]:
-    """A shard for each order: what a `ReplayShard` is made with."""
-    options = {"num_cpus": cores, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
+def start_replays(orders: Sequence[tuple[DQNConfig, EnvSpec, int, int, int]]) -> list[Any]:
+    """A shard for each order: what a `ReplayShard` is made with. None waits for a core in a full cluster: without it
+    nobody would learn."""
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": "SPREAD"}
     server: Any = ray.remote(ReplayServer).options(**options)
     return [server.remote(*order) for order in orders]

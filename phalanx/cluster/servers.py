@@ -63,13 +63,13 @@ class Servers:
         for handle in self.handles:
             handle.set_quorum.remote(quorum)
 
-    def look_after_standby(self) -> bool:
-        """Has the standby died and come back? Then it gets copies of all servers at once. Waits for nobody."""
-        if not self.standby.came_back():
-            return False
-        for handle in self.handles:
-            handle.copy.remote()
-        return True
+    def look_after_standby(self) -> str:
+        """Has the standby died, or come back? Then it gets copies of all servers at once. Waits for nobody."""
+        news = self.standby.look()
+        if news == "came back":
+            for handle in self.handles:
+                handle.copy.remote()
+        return news
 
     def end(self) -> None:
         for handle in [*self.handles, self.standby.handle]:

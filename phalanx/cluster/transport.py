@@ -15,7 +15,7 @@ import ray
 from torch import Tensor
 
 from phalanx.cluster.server import Description, InBlock, NoParametersError, packed, unpacked, with_arrays, with_tensors
-from phalanx.cluster.watched import GONE, raise_if_hopeless
+from phalanx.cluster.watched import DEAD, GONE, raise_if_hopeless
 from phalanx.errors import RunError
 from phalanx.parameters.blocks import SharedBlock
 from phalanx.parameters.shards import SLOTS, Receipt, readable
@@ -41,6 +41,7 @@ class RayShards:
         self.incarnations = [0] * len(parts)
         self.refused = [False] * len(parts)  # can the shard not map this process's block?
         self.came_back: dict[int, tuple[str, int]] = {}  # servers that died -> what became of them, updates lost
+        self.gone: set[int] = set()  # servers that died, and of which no successor has answered yet
         self.ignorant: set[int] = set()  # those that came back without a copy, and wait for parameters
         self.looked = time.monotonic()
         self.looking: dict[Any, int] = {}
@@ -126,6 +127,7 @@ class RayShards:
         return packed(gradient[part].cpu(), self.bfloat16)
 
     def _connect(self, number: int, description: Description) -> None:
+        self.gone.discard(number)
         if description.incarnation == self.incarnations[number]:
             return
         if description.began_with < 0:  # what was read of its predecessor is better than nothing
@@ -164,8 +166,9 @@ class RayShards:
                 number = self.looking.pop(call)
                 try:
                     self._connect(number, ray.get(call, timeout=CALL_TIMEOUT))
-                except GONE:
-                    continue
+                except GONE as error:
+                    if isinstance(error, DEAD):
+                        self.gone.add(number)
         elif time.monotonic() - self.looked > LOOK:
             self.looked = time.monotonic()
             self.looking = {server.describe.remote(): number for number, server in enumerate(self.servers)}

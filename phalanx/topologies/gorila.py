@@ -49,7 +49,7 @@ def run(experiment: Experiment, session: Session) -> None:
         else:
             from phalanx.cluster.replays import RayReplayShards, start_replays
 
-            replays = start_replays(replay_orders(experiment, spec.seen), cores=1 if topology.address else 0)
+            replays = start_replays(replay_orders(experiment, spec.seen))
             extra = GlobalReplay(partial(RayReplayShards, replays), spec.seen)
             actors, learners, role = topology.actors, topology.learners, "phalanx.topologies.roles:"
             posts = [Post("actor", rank, f"{role}Actor", Share(rank, actors), extra) for rank in range(actors)]

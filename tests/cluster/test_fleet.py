@@ -25,9 +25,10 @@ pytest.importorskip("ray")
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayTaskError
 
 from phalanx.cluster import fleet as fleets
-from phalanx.cluster import transport
+from phalanx.cluster import transport, watched
 from phalanx.cluster.fleet import CHIEF_TIMEOUT, LONGEST_EVALUATION, ROOM_SECONDS, Fleet
 from phalanx.cluster.servers import Servers
+from phalanx.cluster.watched import Watched
 from phalanx.runtime.child import START_TIMEOUT
 
 
@@ -194,7 +195,7 @@ def test_a_server_that_lost_its_standby_is_looked_after_while_it_is_asked_for_a_
     for order, copy in zip(orders, fleet._copies(parts), strict=True):
         standby.keep(order.number, copy)
     handles = [Here(ShardServer(order, standby.keep, standby.kept)) for order in orders]
-    fleet.servers = Servers(handles, parts, SimpleNamespace(came_back=lambda: False))
+    fleet.servers = Servers(handles, parts, SimpleNamespace(look=lambda: ""))
     fleet._look_after_servers()
     handles[1].server = ShardServer(orders[1], standby.keep, Standby().kept)
     if asked == "chief":
@@ -212,3 +213,22 @@ def test_a_server_that_lost_its_standby_is_looked_after_while_it_is_asked_for_a_
     assert fleet._whole().state["version"] == (4 if asked == "chief" else 0)
     assert told[0] == "parameter server 1 died with its standby: it goes on from the newest checkpoint"
     assert handles[1].server.began_with == 0
+
+
+def test_a_death_is_named_at_once_and_so_is_the_return(monkeypatch):
+    answers = iter([1, 1, NodeDiedError("gone"), NodeDiedError("gone"), GetTimeoutError("late"), 2, 2, 3])
+    monkeypatch.setattr(watched, "ray", SimpleNamespace(wait=Calls.wait, get=Calls.get))
+    monkeypatch.setattr(watched, "LOOK", -1.0)
+    one = Watched(SimpleNamespace(process=SimpleNamespace(remote=lambda: next(answers))))
+    news = [one.look() for _ in range(16)][1::2]  # every second look asks
+    assert news == ["", "", "died", "", "", "came back", "", "came back"]
+
+
+def test_a_server_that_died_is_named_before_it_is_back(fleet_of, monkeypatch):
+    fleet, told = fleet_of()
+    shards = SimpleNamespace(look=lambda: None, gone={1}, ignorant=set(), came_back={})
+    fleet.shards, fleet.servers = shards, Servers([], [], SimpleNamespace(look=lambda: ""))
+    for gone in ({1}, {1}, set(), {1}):
+        shards.gone = gone
+        fleet._look_after_servers()
+    assert told == ["parameter server 1 died; Ray starts it again"] * 2
