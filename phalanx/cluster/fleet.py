@@ -241,6 +241,8 @@ class Fleet:
         if sentence := self.quorum.look(alive):
             self.event(sentence)
             self.servers.set_quorum(self.quorum.present)
+        else:
+            self.servers.repeat_quorum(self.quorum.present)
 
     def _may_begin(self, post: Post) -> bool:
         """Is it worth while to wait for a worker that has never answered? To lower the quorum too early costs next to
@@ -262,7 +264,7 @@ class Fleet:
                 self._look_after_servers()  # the chief may wait for one of them
             try:
                 state = with_tensors(ray.get(call, timeout=TURN))
-                return Whole(state.pop("values"), state)
+                return Whole(state.pop("values"), state, state.pop("apart"))
             except GetTimeoutError:
                 chief.silent = True
                 self.event(f"{chief.name}, the chief, gives no answer; the next worker is the chief")
@@ -364,7 +366,9 @@ class Fleet:
         store = self.saved_store or {"version": 0, "rule": rule.init(self.model.flat.numel())}
         replicas: list[dict[str, Any]] = [EMPTY for _ in self.posts]
         if self.servers is not None:
-            values, store = self._whole()
+            values, store, apart = self._whole()
+            if apart:
+                self.event(f"a checkpoint has slices of steps up to {apart} apart: none was to be had of all servers")
             self.model.flat.copy_(values)
             self.model.refresh()
             self.saved_store = store = {**store, "version": max(store["version"], self.version)}  # never counts back

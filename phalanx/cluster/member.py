@@ -131,5 +131,5 @@ class Host:
 
     def whole(self) -> Kept:
         """Asked of a member that is the chief: what all parameter servers have."""
-        values, state = self.member.whole()  # type: ignore[attr-defined]
-        return with_arrays({**state, "values": values})
+        values, state, apart = self.member.whole()  # type: ignore[attr-defined]
+        return with_arrays({**state, "values": values, "apart": apart})

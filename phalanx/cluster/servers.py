@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from phalanx.runtime.child import START_TIMEOUT
 
 STANDBY = "standby"  # its name; every run has a namespace of its own
 STANDBY_TIMEOUT = 20.0  # seconds for which a server waits until its copy is at the standby
+REPEAT = 5.0  # seconds between two times that servers are told their quorum
 SPARE_CALLS = 8  # that a server answers at once, besides those of workers that wait for a step
 
 
@@ -54,14 +55,28 @@ class Servers:
     handles: list[Any]
     parts: list[slice]
     standby: Watched
+    told: dict[int, Any] = field(default_factory=dict)  # servers -> the call that told them their quorum last
+    told_at: float = 0.0
 
     def reach(self, bfloat16: bool) -> Callable[[], RayShards]:
         """A value that makes a process's way to them."""
         return partial(RayShards, self.handles, self.parts, bfloat16)
 
     def set_quorum(self, quorum: int) -> None:
-        for handle in self.handles:
-            handle.set_quorum.remote(quorum)
+        self.told = {number: handle.set_quorum.remote(quorum) for number, handle in enumerate(self.handles)}
+        self.told_at = time.monotonic()
+
+    def repeat_quorum(self, quorum: int) -> None:
+        """Once it differed from what servers begin with they are told again and again: a call may get lost with the
+        server that got it, and a step that waits for too many would not end."""
+        if not self.told or time.monotonic() - self.told_at < REPEAT:
+            return
+        answered, _ = ray.wait(list(self.told.values()), num_returns=len(self.told), timeout=0)
+        for number in [number for number, call in self.told.items() if call in answered]:
+            with contextlib.suppress(*GONE):
+                ray.get(self.told[number], timeout=STANDBY_TIMEOUT)
+            self.told[number] = self.handles[number].set_quorum.remote(quorum)
+        self.told_at = time.monotonic()
 
     def look_after_standby(self) -> str:
         """Has the standby died, or come back? Then it gets copies of all servers at once. Waits for nobody."""

@@ -35,6 +35,7 @@ class Whole(NamedTuple):
 
     values: Tensor
     state: dict[str, Any]  # as `LocalStore.state` has it
+    apart: int = 0  # steps between the shards, if they make steps together and none was to be had of all of them
 
 
 class Shards(Protocol):
@@ -243,8 +244,9 @@ class ShardedStore:
                 break
             states = self.shards.states()
         rule = {name: joined([state["rule"][name] for state in states]) for name in states[0]["rule"]}
-        version = min(state["version"] for state in states)
-        return Whole(torch.cat([state["values"] for state in states]), {"version": version, "rule": rule})
+        versions = [state["version"] for state in states]
+        apart = max(versions) - min(versions) if self.consistent else 0
+        return Whole(torch.cat([state["values"] for state in states]), {"version": min(versions), "rule": rule}, apart)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Begin with the learner's own parameters and this state, before others are at work."""

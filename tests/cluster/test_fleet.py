@@ -25,7 +25,7 @@ pytest.importorskip("ray")
 from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayTaskError
 
 from phalanx.cluster import fleet as fleets
-from phalanx.cluster import transport, watched
+from phalanx.cluster import servers, transport, watched
 from phalanx.cluster.fleet import CHIEF_TIMEOUT, LONGEST_EVALUATION, ROOM_SECONDS, Fleet
 from phalanx.cluster.servers import Servers
 from phalanx.cluster.watched import Watched
@@ -57,7 +57,7 @@ def fleet_of(monkeypatch):
         told = []
         model = FlatParameters(nn.Linear(16, 1, bias=False))
         fleet = Fleet(experiment=experiment, model=model, posts=posts, event=told.append, quorum=2)
-        fleet.servers = SimpleNamespace(set_quorum=lambda quorum: told.append(quorum))
+        fleet.servers = SimpleNamespace(set_quorum=told.append, repeat_quorum=lambda quorum: None)
         for post in posts:
             start(fleet, post)
         return fleet, told
@@ -139,7 +139,7 @@ def test_a_member_that_cannot_be_made_says_why(fleet_of, cause, words):
 def test_a_chief_whose_host_is_gone_has_a_successor(fleet_of, error):
     """Though the answer was made: it lay on the host."""
     fleet, told = fleet_of()
-    answers = [error, {"values": torch.ones(16).numpy(), "version": 4, "rule": {}}]
+    answers = [error, {"values": torch.ones(16).numpy(), "version": 4, "rule": {}, "apart": 0}]
     for post, answer in zip(fleet.posts, answers, strict=False):
         post.begun = True
         post.handle.whole = SimpleNamespace(remote=lambda answer=answer: answer)
@@ -149,7 +149,7 @@ def test_a_chief_whose_host_is_gone_has_a_successor(fleet_of, error):
 
 def test_a_chief_that_gives_no_answer_is_passed_over(fleet_of):
     fleet, told = fleet_of()
-    whole = {"values": torch.ones(16).numpy(), "version": 4, "rule": {}}
+    whole = {"values": torch.ones(16).numpy(), "version": 4, "rule": {}, "apart": 0}
     for post, answer in zip(fleet.posts, [GetTimeoutError(f"{CHIEF_TIMEOUT:g} s"), whole], strict=False):
         post.begun = True
         post.handle.whole = SimpleNamespace(remote=lambda answer=answer: answer)
@@ -162,6 +162,33 @@ def test_a_checkpoint_does_not_count_back_when_a_server_did(fleet_of, monkeypatc
     fleet.version = 120
     monkeypatch.setattr(fleet, "_whole", lambda: Whole(torch.zeros(16), {"version": 20, "rule": {}}))
     assert fleet.snapshot().store["version"] == 120
+
+
+def test_a_checkpoint_of_several_steps_is_told_of(fleet_of, monkeypatch):
+    fleet, told = fleet_of()
+    monkeypatch.setattr(fleet, "_whole", lambda: Whole(torch.zeros(16), {"version": 20, "rule": {}}, 3))
+    fleet.snapshot()
+    assert told == ["a checkpoint has slices of steps up to 3 apart: none was to be had of all servers"]
+
+
+def test_servers_are_told_their_quorum_again(monkeypatch):
+    """One call was lost with its server, another has no answer yet."""
+    monkeypatch.setattr(servers, "ray", SimpleNamespace(wait=Calls.wait, get=Calls.get))
+    monkeypatch.setattr(servers, "REPEAT", 0.0)
+    told = []
+
+    def server(number, answer):
+        return SimpleNamespace(
+            set_quorum=SimpleNamespace(remote=lambda quorum: told.append((number, quorum)) or answer)
+        )
+
+    some = Servers([server(0, NodeDiedError("gone")), server(1, "done"), server(2, "none yet")], [], None)
+    some.repeat_quorum(3)
+    assert not told
+    some.set_quorum(2)
+    told.clear()
+    some.repeat_quorum(2)
+    assert told == [(0, 2), (1, 2)]
 
 
 class Here:
@@ -200,7 +227,7 @@ def test_a_server_that_lost_its_standby_is_looked_after_while_it_is_asked_for_a_
     handles[1].server = ShardServer(orders[1], standby.keep, Standby().kept)
     if asked == "chief":
         fleet.posts[0].begun = True
-        whole = {"values": torch.ones(32).numpy(), "version": 4, "rule": {}}
+        whole = {"values": torch.ones(32).numpy(), "version": 4, "rule": {}, "apart": 0}
         fleet.posts[0].handle.whole = SimpleNamespace(remote=lambda: "none yet")
 
         def get(call, timeout):

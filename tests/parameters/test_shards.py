@@ -322,7 +322,9 @@ def test_a_shard_that_comes_back_while_nobody_pushes_is_told_where_the_others_ar
     shards[1].restore(copy)
     assert store.pull(parameters) == 4
     assert parameters.flat.tolist() == [-4.0] * 16 + [-1.0] * 16
+    assert store.whole().apart == 3
     assert store.push(gradient_of(torch.ones(32)), 1.0) == 5
+    assert store.whole().apart == 0
     assert [shard.version for shard in shards] == [5, 5]
     store.push(gradient_of(torch.ones(32)), 1.0)
     assert store.counts["torn"] == 1

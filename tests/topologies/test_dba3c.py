@@ -109,8 +109,8 @@ def test_workers_make_every_step_together_and_hold_the_same_bits():
         assert 0 <= unreported <= experiment.sampler.environments and len(scores) > 10
         lags = sum((done.report.lags for of_one in told for done in of_one), Counter())
         assert 0 <= min(lags) <= max(lags) <= 2  # a batch in the queue, and one that is learnt from
-        values, state = workers[1].whole()  # while they go on: all of it of one step
-        assert int(state["rule"]["t"]) == state["version"] >= 60
+        values, state, apart = workers[1].whole()  # while they go on: all of it of one step
+        assert int(state["rule"]["t"]) == state["version"] >= 60 and not apart
         assert len(values) == len(workers[0].shared.parameters.flat)
         firsts = [worker.node.agents.rules.first for worker in workers]
         assert firsts == [0, experiment.sampler.environments // 2]  # no game is played twice
