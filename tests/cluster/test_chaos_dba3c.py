@@ -20,6 +20,7 @@ def test_dba3c_learns_whoever_dies_and_leaves_nothing_when_it_is_killed(tmp_path
     before = ray_directories()
     with RayRun(tmp_path, "dba3c-catch", *FLAGS) as run:
         run.wait_for_event("games have a mean of")
+        assert run.processes("ray::RuntimeEnvAgent")  # whose environment names nobody any more
         first, second = run.nodes()
         (evaluator,) = set(run.processes("ray::Host")) - {first, second}
         kill(evaluator)
