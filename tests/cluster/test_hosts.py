@@ -69,8 +69,11 @@ class Joining:
         return load_file(checkpoints[-1] / "model.safetensors")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [("gorila-catch", "--topology.bundles", "2"), ("dba3c-catch", *ALONE)], ids=first)
+@pytest.mark.parametrize(
+    "flags",
+    [("gorila-catch", "--topology.bundles", "2"), pytest.param(("dba3c-catch", *ALONE), marks=pytest.mark.slow)],
+    ids=first,
+)
 def test_a_node_goes_another_comes_and_the_run_goes_on(tmp_path, ray_place, flags):
     """And the cluster outlives the run, with nothing of it left there, even if its driver is killed."""
     pytest.importorskip("ray")
