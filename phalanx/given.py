@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,9 @@ from phalanx.errors import UserError, in_words, unknown
 
 MARK = "given:"
 LONGEST_NAME = 1_000  # letters of a name, with the path of its file
+
+_added: set[str] = set()  # directories that `look_here` put on the path
+_closed: set[Path] = set()  # run directories, in which no module is looked for
 
 
 class Given(str):
@@ -141,8 +145,37 @@ def look_here() -> None:
     """A user's modules may be those of the current directory. It comes last, so that a file there never stands in for a
     module of phalanx, of Python or of a package; child processes do the same."""
     with contextlib.suppress(OSError):  # a directory that was removed holds none
-        if not {"", os.getcwd()} & set(sys.path):
-            sys.path.append(os.getcwd())
+        here = os.getcwd()
+        if not {"", here} & set(sys.path) and not any(file_in(directory, Path(here)) for directory in _closed):
+            sys.path.append(here)
+            _added.add(here)
+
+
+def do_not_look_in(directory: Path) -> None:
+    """A run directory is no place for modules, not even while it is the current one."""
+    _closed.add(directory.resolve())
+    for added in {each for each in _added if file_in(directory, Path(each))}:
+        _added.remove(added)
+        sys.path.remove(added)
+
+
+def files_of(place: str) -> Iterator[Path]:
+    """The files that are executed when a module, or a file, of this name is imported: of a module also those of the
+    packages around it, wherever Python looks."""
+    if place.endswith(".py"):
+        yield Path(place)
+        return
+    parts = place.split(".")
+    for base in {*sys.path, ""}:
+        for depth in range(1, len(parts) + 1):
+            stem = Path(base, *parts[:depth])
+            files = [f"{stem}{suffix}" for suffix in all_suffixes()]
+            files += [f"{stem}/__init__{suffix}" for suffix in all_suffixes()]
+            yield from (Path(file) for file in files if os.path.isfile(file))
+
+
+def file_in(directory: Path, file: Path) -> bool:
+    return file.resolve().is_relative_to(directory.resolve())
 
 
 def found_under(module: str, name: str) -> Any:

@@ -15,7 +15,7 @@ from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, 
 from phalanx.config.kinds import is_id, refuse_other_kind
 from phalanx.config.own import with_algorithm
 from phalanx.errors import UserError, require
-from phalanx.given import Given, by_name_or_value, is_code, is_lost
+from phalanx.given import Given, by_name_or_value, do_not_look_in, file_in, files_of, is_code, is_lost
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
 """Those that may stand for code."""
@@ -99,11 +99,12 @@ def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
 
 def refuse_own_files(saved: Experiment, directory: Path) -> None:
     """A run directory may come from anywhere: code that lies in it is not executed, whatever its `config.json` says."""
+    do_not_look_in(directory)
     for name, text in code_of(saved).items():
         place = text.rpartition(":")[0]
-        within = is_code(text) and Path(place).resolve().is_relative_to(directory.resolve())
+        own = is_code(text) and not is_lost(text) and any(file_in(directory, file) for file in files_of(place))
         require(
-            not within,
+            not own,
             f"{name} names {place}, a file in the run directory, of which nothing is executed; if you trust it, move "
             "it elsewhere and name it in the run's config.json",
         )

@@ -176,6 +176,40 @@ def test_code_in_a_run_directory_is_not_executed(capsys):
     assert not Path("harm").exists()
 
 
+def test_modules_of_a_run_directory_are_not_executed(capsys, monkeypatch):
+    """Neither as parts of a namespace package nor from within the directory, by the name of a package that is missing,
+    say; but names from elsewhere are found there, too."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    overrides = {**SMALL, "run.name": "two", "env.wrap": "gymnasium.wrappers:FlattenObservation"}
+    run = phalanx.train("a2c-gym", overrides=overrides, quiet=True)
+    config = (run.directory / "config.json").resolve()
+    whole = config.read_text()
+    evil = "import pathlib; pathlib.Path(__file__).with_name('harm').touch()"
+    (run.directory / "evil.py").write_text(evil)
+    (run.directory / "procgen.py").write_text(evil)
+    (run.directory / "bad").mkdir()
+    (run.directory / "bad" / "__init__.py").write_text(evil)
+    for name in ("runs.two.evil:make", "runs.two.bad.worse:make", "runs.two.evil:Mine-v0"):
+        config.write_text(whole.replace("CartPole-v1", name))
+        assert main(["eval", str(run.directory)]) == 2
+        assert "a file in the run directory, of which nothing is executed" in capsys.readouterr().err
+    monkeypatch.chdir(run.directory)
+    for name in ("evil:make", "bad.worse:make", "procgen-v0"):
+        config.write_text(whole.replace("CartPole-v1", name))
+        assert main(["eval", "."]) == 2
+    assert not list(Path().rglob("harm"))
+    config.write_text(whole)
+    assert main(["eval", ".", "--games", "1"]) == 0
+
+
+def test_code_given_by_value_is_asked_for_within_the_run_directory_too(capsys, monkeypatch):
+    run = phalanx.train("a2c-gym", env=envs.make, overrides=SMALL, quiet=True)
+    monkeypatch.setattr("phalanx.config.code._remembered", {})
+    monkeypatch.chdir(run.directory)
+    assert main(["eval", "."]) == 2
+    assert "env.id was given to this run as a Python object, make" in capsys.readouterr().err
+
+
 def test_what_was_given_by_name_cannot_be_changed_when_resumed():
     run = phalanx.train("a2c-gym", env=f"{ENVS}:make", overrides=SMALL, quiet=True)
     with pytest.raises(phalanx.UserError, match=r"a resumed run keeps its env.id \(.*own_environments.py:make\)"):
