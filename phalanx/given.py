@@ -26,6 +26,8 @@ from phalanx.errors import UserError, in_words, unknown
 MARK = "given:"
 LONGEST_NAME = 1_000  # letters of a name, with the path of its file
 
+_originals: dict[bytes, Any] = {}
+"""What this process pickled, by its pickle. To read that here would set up the user's own classes anew."""
 _added: set[str] = set()  # directories that `look_here` put on the path
 _closed: set[Path] = set()  # run directories, in which no module is looked for
 
@@ -53,12 +55,14 @@ def by_name_or_value(thing: Callable[..., Any]) -> str:
 
     try:
         with taken_along(module):
-            return Given(name, cloudpickle.dumps(thing))
+            given = Given(name, cloudpickle.dumps(thing))
     except Exception as error:  # whatever its parts raise
         raise UserError(
             f"{name} cannot be sent to other processes ({in_words(error)}); create what it holds inside of it, or put "
             "it into a module and name it as module:name"
         ) from error
+    _originals[given.pickled] = thing
+    return given
 
 
 def is_code(text: str) -> bool:
@@ -79,7 +83,7 @@ def spoken(text: str) -> str:
 def resolve(text: str, what: str) -> Any:
     """The object that a field's text stands for; `what` is its name in sentences, such as `env.id`."""
     if isinstance(text, Given):
-        return unpickled(text.pickled)
+        return _originals[text.pickled] if text.pickled in _originals else unpickled(text.pickled)
     if is_lost(text):
         raise UserError(
             f"{what} was given to this run as a Python object, {text.removeprefix(MARK)}, which is not stored with it; "

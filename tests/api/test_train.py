@@ -56,6 +56,8 @@ run = phalanx.train(
 )
 again = phalanx.train("a2c-gym", env=lambda: Mine(), overrides={"run.steps": 256}, quiet=True)
 agent = phalanx.load(run.directory)
+agent.evaluate(games=1)
+assert Mine.step.__globals__ is Mine.reset.__globals__ is globals()  # its classes stay what they are
 print(run.end, again.end, len(records) > 0, records == run.records, agent.act(numpy.zeros(2)) in (0, 1))
 """
 TOLD = "512 steps done 256 steps done True True True"
