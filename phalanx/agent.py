@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from phalanx.config import EnvConfig, Experiment
-from phalanx.config.code import given_again
+from phalanx.config.code import given_again, refuse_in_vain
 from phalanx.config.stored import existing_run, load
 from phalanx.envs.observations import Reader, reader_of
 from phalanx.errors import require, tell
@@ -145,16 +145,19 @@ def load_agent(
     device: str | None = None,
     seed: int = 0,
     env: Any = None,
+    wrap: Any = None,
     model: Any = None,
     instead: str = "device='cpu'",
 ) -> Agent:
     """The agent of a run's newest checkpoint, or of its `best`.
 
-    `device` is cpu or cuda instead of the run's own; `seed` is that of the actions that are drawn. `env` and `model`
-    give code again that the run was given as a Python object by an earlier process.
+    `device` is cpu or cuda instead of the run's own; `seed` is that of the actions that are drawn. `env`, `wrap`
+    and `model` give code again that the run was given as a Python object by an earlier process.
     """
     directory = existing_run(Path(directory))
-    saved = given_again(load(directory / "config.json"), directory, env=env, model=model)
+    saved = load(directory / "config.json")
+    refuse_in_vain(saved, env=env, wrap=wrap, model=model)
+    saved = given_again(saved, directory, env=env, wrap=wrap, model=model)
     experiment = saved.validate()
     checkpoints = run_checkpoints(experiment, directory, tell)
     loaded = checkpoints.load_best() if best else checkpoints.load()

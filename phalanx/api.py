@@ -93,6 +93,7 @@ def resume(
     directory: Path | str,
     *,
     env: Any = None,
+    wrap: Any = None,
     model: Any = None,
     algorithm: Any = None,
     overrides: Mapping[str, Any] | None = None,
@@ -100,9 +101,11 @@ def resume(
     quiet: bool = False,
 ) -> Run:
     """Continue a run where it stopped, and return when it has ended: with another budget, say, by
-    `overrides={"run.steps": 2_000_000}`. Code that the run was given as a Python object is given again."""
+    `overrides={"run.steps": 2_000_000}`. Code that the run was given as a Python object is given again;
+    `wrap` is that of `env.wrap`."""
     directory = existing_run(Path(directory))
-    saved = given_again(load(directory / "config.json"), directory, env=env, model=model, algorithm=algorithm)
+    again = {"env": env, "wrap": wrap, "model": model, "algorithm": algorithm}
+    saved = given_again(load(directory / "config.json"), directory, **again)
     experiment = with_overrides(with_code(saved, env, model, algorithm), overrides or {}).validate()
     refuse_changes(experiment, saved)
     _refuse_torchrun()

@@ -19,6 +19,8 @@ from phalanx.given import Given, by_name_or_value, do_not_look_in, file_in, file
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
 """Those that may stand for code."""
+AGAIN = {"env": "env.id", "wrap": "env.wrap", "model": "model.torso", "algorithm": "algorithm.code"}
+"""The same, by the arguments with which code is given again."""
 
 _remembered: dict[Path, dict[str, Given]] = {}
 
@@ -82,12 +84,12 @@ def remember(experiment: Experiment, directory: Path) -> None:
 
 def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
     """The experiment of a run directory with the code back that was given to it by value: remembered, or given again
-    as `env`, `model` or `algorithm`. What else was said of them stays."""
+    by an argument of `AGAIN`. What else was said of them stays."""
     refuse_own_files(saved, directory)
     known = dict(_remembered.get(directory.resolve(), {}))
-    for name, field in {"env": "env.id", "model": "model.torso", "algorithm": "algorithm.code"}.items():
-        if given.get(name) is not None:
-            known[field] = _text(given[name], name, "the code again")  # type: ignore[assignment]
+    for name, thing in given.items():
+        if thing is not None:
+            known[AGAIN[name]] = _text(thing, name, "the code again")  # type: ignore[assignment]
     for name, text in code_of(saved).items():
         if name in known and is_lost(text):
             part, _, field = name.partition(".")
@@ -95,6 +97,17 @@ def given_again(saved: Experiment, directory: Path, **given: Any) -> Experiment:
                 saved, **{part: dataclasses.replace(getattr(saved, part), **{field: known[name]})}
             )
     return saved
+
+
+def refuse_in_vain(saved: Experiment, **given: Any) -> None:
+    """Refuse code for an agent whose run names that part by itself: it would not be used."""
+    for name, thing in given.items():
+        present = code_of(saved).get(AGAIN[name], saved.env.name)
+        require(
+            thing is None or is_lost(present) or _text(thing, name, "the code again") == present,
+            f"{name}= gives code again that the run got as a Python object, but its {AGAIN[name]} is "
+            f"{present or 'empty'}, which is found by its name; leave {name}= out",
+        )
 
 
 def refuse_own_files(saved: Experiment, directory: Path) -> None:

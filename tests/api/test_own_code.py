@@ -162,6 +162,21 @@ def test_a_run_remembers_its_code_within_the_process_and_asks_for_it_in_another(
     assert json.loads(kept.settings) == {"weight_of_values": 0.25}
 
 
+def test_a_wrapper_is_given_again_and_nothing_is_given_in_vain(monkeypatch):
+    run = phalanx.train("a2c-gym", env=envs.make, overrides={**SMALL, "env.wrap": envs.doubled}, quiet=True)
+    monkeypatch.setattr("phalanx.config.code._remembered", {})
+    with pytest.raises(phalanx.UserError, match=r"env.wrap was given to this run as a Python object, doubled"):
+        phalanx.load(run.directory, env=envs.make)
+    assert phalanx.load(run.directory, env=envs.make, wrap=envs.doubled).evaluate(games=1)[0] % 2 == 0
+    more = {"overrides": {"run.steps": 512}, "quiet": True}
+    assert phalanx.resume(run.directory, env=envs.make, wrap=envs.doubled, **more).records[-1]["steps"] == 512
+    named = phalanx.train("a2c-gym", env="CartPole-v1", overrides=SMALL, quiet=True)
+    for given in ({"env": envs.make}, {"wrap": envs.doubled}, {"model": own.torso}):
+        with pytest.raises(phalanx.UserError, match=r"but its \S+ is \S+, which is found by its name; leave \w+= out"):
+            phalanx.load(named.directory, **given)
+    phalanx.load(named.directory, env="CartPole-v1").close()
+
+
 def test_code_in_a_run_directory_is_not_executed(capsys):
     run = phalanx.train("a2c-gym", overrides=SMALL, quiet=True)
     (run.directory / "evil.py").write_text("open('harm', 'w')")
