@@ -1,6 +1,7 @@
 """Fields of an experiment from a file: what `--from FILE` on a command line does.
 
-The file has the shape of a run's `config.json`, or of a part of it. `phalanx tune` writes such files.
+The file has the shape of a run's `config.json`, or of a part of it; where that run is, and what it was made with, is
+left out. `phalanx tune` writes such files.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from phalanx.config.code import refuse_own_files
 from phalanx.config.experiment import Experiment
-from phalanx.config.stored import CONFIG_BYTES, IN_FILE, build
+from phalanx.config.stored import CONFIG_BYTES, IN_FILE, ORIGIN, build
 from phalanx.errors import UserError, require, unknown
 from phalanx.files import read_plain
 
 REMARKS = "measured"  # what a file may hold besides, for people
+ITS_OWN = ("name", "directory")  # of a run, which no other one may have
 
 
 def take_files(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str]]:
@@ -35,7 +38,10 @@ def take_files(base: Experiment, flags: list[str]) -> tuple[Experiment, list[str
 def overlaid(base: Experiment, path: Path) -> Experiment:
     """The experiment with the fields that a file names."""
     values = _read(path)
-    values.pop(REMARKS, None)
+    for name in (REMARKS, ORIGIN):
+        values.pop(name, None)
+    if isinstance(run := values.get("run"), dict):
+        values["run"] = {name: value for name, value in run.items() if name not in ITS_OWN}
     made_for = values.pop("preset", base.preset)
     require(
         made_for == base.preset,
@@ -51,6 +57,8 @@ def overlaid(base: Experiment, path: Path) -> Experiment:
             base = dataclasses.replace(base, **{part: changed_part(hints[part], getattr(base, part), part, given)})
     except UserError as error:
         raise UserError(f"in {path}: {str(error).replace(IN_FILE, '')}") from None
+    if path.name == "config.json" and (path.parent / "checkpoints").is_dir():
+        refuse_own_files(base, path.parent)
     return base
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
 from phalanx.config.kinds import refuse_other_kind
 from phalanx.config.overlay import changed_part
-from phalanx.config.own import own_fields, refuse_unread, with_algorithm, with_own_values
+from phalanx.config.own import own_fields, own_hints, refuse_unread, with_algorithm, with_own_values
 from phalanx.config.stored import IN_FILE
 from phalanx.errors import UserError, require, unknown
 from phalanx.given import by_name_or_value
@@ -55,6 +57,7 @@ def by_part(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, dict
     known = [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(experiment, part))]
     known += [f"algorithm.{name}" for name in own_fields(experiment.algorithm)]
     refuse_unread(experiment.algorithm, values)
+    own = own_hints(experiment.algorithm)
     found: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         if name.startswith("env."):
@@ -62,13 +65,21 @@ def by_part(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, dict
         if name not in known:
             raise unknown("configuration key", name, known)
         part, _, field = name.partition(".")
-        found.setdefault(part, {})[field] = value
+        hints = {**get_type_hints(type(getattr(experiment, part))), **(own if part == "algorithm" else {})}
+        found.setdefault(part, {})[field] = whole(hints.get(field), value)
     return found
+
+
+def whole(hint: Any, value: Any) -> Any:
+    """1e6 as the whole number that it is, where a field takes these alone."""
+    kinds = get_args(hint) or (hint,)
+    is_whole = type(value) is float and value.is_integer() and int in kinds and float not in kinds
+    return int(value) if is_whole else value
 
 
 def plain(name: str, value: Any) -> Any:
     """A value as a field holds it: a number of numpy or torch as Python's own, code by its name or by value, and an
-    object with named values as JSON."""
+    object with named values as JSON, a path as text."""
     if isinstance(value, dict):
         try:
             return json.dumps(value)
@@ -78,4 +89,10 @@ def plain(name: str, value: Any) -> Any:
             ) from None
     if callable(value):
         return by_name_or_value(value)
-    return value.item() if hasattr(value, "item") else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not hasattr(value, "item"):
+        return value
+    size = math.prod(value.shape)
+    require(size == 1, f"{name} is an array of {size} numbers; give one number, or a list where it takes several")
+    return value.item()

@@ -215,8 +215,10 @@ class Session:
                 **(extra or {}),
             }
         )
-        if self.on_record is not None and self.on_record(kept) is False and not self.stop_reason:
-            self.stop_reason = "stopped by on_record"
+        if self.on_record is not None:
+            answer = self.on_record(dict(kept))  # theirs to change; the screen goes on showing ours
+            if isinstance(answer, bool | np.bool_) and not answer and not self.stop_reason:
+                self.stop_reason = "stopped by on_record"
 
     def event(self, sentence: str) -> None:
         """Something worth telling: a line on the screen and in events.log."""

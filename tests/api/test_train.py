@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import phalanx
@@ -140,6 +141,19 @@ def test_on_record_stops_a_run_that_can_be_resumed_from_python():
         phalanx.resume(run.directory, overrides={"run.seed": 1})
 
 
+def test_on_record_may_change_its_record_and_say_no_as_numpy_does(monkeypatch):
+    shown = []
+    monkeypatch.setattr("phalanx.runs.screen.Silence.show", lambda self, values: shown.append(values))
+
+    def spoil(record: dict[str, Any]) -> np.bool_:
+        record.clear()
+        return np.mean([1.0]) < 0.5
+
+    overrides = small(run__steps=10_000_000, run__log_every=0.05, run__seconds=10.0)
+    run = phalanx.train("a2c-catch", overrides=overrides, on_record=spoil, quiet=True)
+    assert run.end == "stopped by on_record" and shown == run.records and shown[0]["steps"] > 0
+
+
 def test_what_on_record_raises_comes_out_and_the_run_is_kept():
     def prune(record: dict[str, Any]) -> None:
         raise LookupError("pruned")
@@ -225,6 +239,8 @@ def test_a_bad_override_gives_the_sentence_of_the_command_line(capsys, name, val
         ({"overrides": {"run.stepz": 1}}, r"unknown configuration key 'run.stepz'; did you mean run.steps"),
         ({"overrides": {"steps": 1}}, r"unknown configuration key 'steps'; did you mean run.steps"),
         ({"overrides": {"run.steps": "many"}}, r"^run.steps must be of type int, not 'many'$"),
+        ({"overrides": {"run.steps": 1.5}}, r"^run.steps must be of type int, not 1.5$"),
+        ({"overrides": {"run.steps": np.arange(3)}}, r"^run.steps is an array of 3 numbers; give one number"),
         ({"overrides": {"env.kwargs": {"a": object()}}}, r"env.kwargs holds what JSON cannot"),
         ({"env": 7}, r"env= is int; give a name or a function that makes an environment"),
         ({"env": "CartPoll-v1"}, r"unknown Gymnasium environment 'CartPoll-v1'; did you mean"),
@@ -240,10 +256,10 @@ def test_a_bad_argument_is_one_sentence(arguments, sentence):
 
 
 def test_numbers_of_numpy_and_flags_with_dashes_will_do():
-    import numpy as np
-
-    overrides = {**SMALL, "run.steps": np.int64(64), "run.log-every": np.float32(0.5)}
-    assert phalanx.train("a2c-catch", overrides=overrides, quiet=True).end == "64 steps done"
+    """Whole ones that are written as floats, too, and paths."""
+    overrides = {**SMALL, "run.steps": 6.4e1, "run.log-every": np.float32(0.5), "sampler.environments": np.int64(4)}
+    run = phalanx.train("a2c-catch", overrides={**overrides, "run.directory": Path("there")}, quiet=True)
+    assert run.end == "64 steps done" and run.directory.parent == Path("there")
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path):

@@ -68,9 +68,19 @@ def test_a_part_of_another_kind_is_taken_whole(file):
 
 
 def test_a_run_s_own_configuration_may_be_given(tmp_path):
-    experiment = parse_experiment("train", ["ppo-catch", "--sampler.environments", "4", "--model.hidden", "7"])
-    save(experiment, tmp_path / "config.json")
-    assert parse_experiment("train", ["ppo-catch", "--from", str(tmp_path / "config.json")]) == experiment
+    """But for its name and place, and with what it says of its origin."""
+    flags = ["ppo-catch", "--sampler.environments", "4", "--model.hidden", "7", "--run.seed", "3"]
+    path = tmp_path / "config.json"
+    save(parse_experiment("train", [*flags, "--run.name", "one", "--run.directory", "there"]), path, {"versions": {}})
+    assert parse_experiment("train", ["ppo-catch", "--from", str(path)]) == parse_experiment("train", flags)
+
+
+def test_code_in_the_directory_of_that_run_is_not_executed(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "evil.py").touch()
+    (tmp_path / "config.json").write_text(json.dumps({"env": {"id": f"{tmp_path}/evil.py:make"}}))
+    with pytest.raises(UserError, match="env.id names .*evil.py, a file in the run directory"):
+        parse_experiment("train", ["ppo-gym", "--from", str(tmp_path / "config.json")])
 
 
 @pytest.mark.parametrize(
