@@ -79,7 +79,7 @@ def test_code_in_the_directory_of_that_run_is_not_executed(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "evil.py").touch()
     (tmp_path / "config.json").write_text(json.dumps({"env": {"id": f"{tmp_path}/evil.py:make"}}))
-    with pytest.raises(UserError, match="env.id names .*evil.py, a file in the run directory"):
+    with pytest.raises(UserError, match=r"env.id names .*evil.py, a file in the run directory"):
         parse_experiment("train", ["ppo-gym", "--from", str(tmp_path / "config.json")])
 
 
