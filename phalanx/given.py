@@ -49,8 +49,17 @@ class Given(str):
 def by_name_or_value(thing: Callable[..., Any]) -> str:
     """The text for a configuration field that stands for a callable."""
     module, name = getattr(thing, "__module__", "__main__"), getattr(thing, "__qualname__", type(thing).__name__)
-    if is_importable(module) and found_under(module, name) is thing:
-        return f"{module}:{name}"
+    return f"{module}:{name}" if is_found_again(thing) else by_value(thing, name, module)
+
+
+def is_found_again(thing: Any) -> bool:
+    """Would another process find it by its name?"""
+    module, name = getattr(thing, "__module__", "__main__"), getattr(thing, "__qualname__", "")
+    return is_importable(module) and found_under(module, name) is thing
+
+
+def by_value(thing: Any, name: str, module: str) -> Given:
+    """A callable with what it refers to of its module."""
     import cloudpickle
 
     try:

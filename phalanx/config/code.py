@@ -7,7 +7,9 @@ that gave it, it is remembered for its run directory; another process has to giv
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,17 @@ from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, 
 from phalanx.config.kinds import is_id, refuse_other_kind
 from phalanx.config.own import with_algorithm
 from phalanx.errors import UserError, require
-from phalanx.given import Given, by_name_or_value, do_not_look_in, file_in, files_of, is_code, is_lost
+from phalanx.given import (
+    Given,
+    by_name_or_value,
+    by_value,
+    do_not_look_in,
+    file_in,
+    files_of,
+    is_code,
+    is_found_again,
+    is_lost,
+)
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
 """Those that may stand for code."""
@@ -59,10 +71,22 @@ def _with_env(experiment: Experiment, env: Any) -> Experiment:
 
 def _text(thing: str | Callable[..., Any], name: str, wanted: str) -> str:
     if isinstance(thing, str):
-        return thing
+        return known_everywhere(thing) if name == "env" else thing
     if not callable(thing):
         raise UserError(f"{name}= is {type(thing).__name__}; give a name or {wanted}")
     return by_name_or_value(thing)
+
+
+def known_everywhere(id: str) -> str:
+    """The text for an id of Gymnasium: by value where a script or a notebook registered a class of its own with it, of
+    which worker processes know nothing."""
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    made_by = getattr(registry.get(id), "entry_point", None)
+    if not callable(made_by) or is_found_again(made_by):
+        return id
+    from phalanx.envs.gymnasium import made
+
+    return by_value(partial(made, registry[id]), id, getattr(made_by, "__module__", "__main__"))
 
 
 def code_of(experiment: Experiment) -> dict[str, str]:

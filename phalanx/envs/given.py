@@ -29,13 +29,22 @@ def make_env(config: GymnasiumConfig, registered: Callable[..., Any]) -> Any:
         name = config.id.rpartition(":")[2]  # its module is imported, which registers it
         env = registered(name, **arguments)
     else:
-        env = calling(f"env.id {config.id}", make, **arguments)
+        env = calling(f"env.id {config.id}", make, **drawing(make, arguments))
     if config.wrap:
         env = calling(f"env.wrap {config.wrap}", checked(resolve(config.wrap, "env.wrap"), config.wrap), env)
     words = f"env.{'wrap' if config.wrap else 'id'} {config.wrap or config.id}"
     able = all(hasattr(env, name) for name in ("reset", "step", "action_space", "observation_space"))
     require(able, f"{words} gave {type(env).__name__}, which is no Gymnasium environment")
     return env
+
+
+def drawing(make: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which a class makes an environment that can be drawn, as Gymnasium does for its ids."""
+    modes = (getattr(make, "metadata", None) or {}).get("render_modes") or ()
+    if not isinstance(make, type) or "rgb_array" not in modes:
+        return arguments
+    takes = "render_mode" in inspect.signature(make).parameters
+    return {"render_mode": "rgb_array", **arguments} if takes else arguments
 
 
 def own_maker(text: str, has_arguments: bool) -> Callable[..., Any] | None:

@@ -41,11 +41,11 @@ def make(name: str, **arguments: Any) -> Any:
     errors = gymnasium.error
     try:
         try:
-            return _made(name, arguments)
+            return made(name, **arguments)
         except errors.UnregisteredEnv:
             if not register(name):
                 raise
-            return _made(name, arguments)
+            return made(name, **arguments)
     except errors.UnregisteredEnv:
         raise unregistered(name, gymnasium.registry) from None
     except errors.DeprecatedEnv as error:
@@ -56,7 +56,8 @@ def make(name: str, **arguments: Any) -> Any:
         raise UserError(f"the Gymnasium environment '{name}' cannot be made: {in_words(error)}") from error
 
 
-def _made(name: str, arguments: dict[str, Any]) -> Any:
+def made(name: Any, **arguments: Any) -> Any:
+    """What Gymnasium makes of an id, or of the specification that is registered with one."""
     import gymnasium
 
     env = gymnasium.make(name, disable_env_checker=True, **arguments)
@@ -250,9 +251,12 @@ def _unpacked_in_vain(error: Exception) -> str:
 
 
 def _draws(env: Any) -> bool:
-    """Does anybody draw it? Gymnasium's base classes do not."""
+    """Does anybody draw it? Gymnasium's base classes do not, nor does who knows modes and was made with none."""
     from gymnasium import Env, Wrapper
 
+    modes = (getattr(env, "metadata", None) or {}).get("render_modes")
+    if modes and getattr(env, "render_mode", None) is None:
+        return False
     nobody = (None, Env.render, Wrapper.render)
     return any(getattr(type(layer), "render", None) not in nobody for layer in _own_layers(env))
 

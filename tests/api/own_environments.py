@@ -54,3 +54,20 @@ class Breaks(Line):
         if Breaks.taken == 100:
             raise KeyError("broken env")
         return super().step(action)
+
+
+class Drawn(Line):
+    """Draws itself, if it was asked to when it was made."""
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 20}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((8, 8, 3), self.steps, np.uint8) if self.render_mode == "rgb_array" else None
+
+
+def undrawn() -> gymnasium.Env:
+    return Drawn()

@@ -355,6 +355,28 @@ def test_what_cannot_be_drawn_is_not_offered_to_be_watched(tmp_path, capsys):
     assert shown.out.splitlines()[-1] == "next: phalanx eval out"
 
 
+def test_a_class_that_can_draw_is_made_to(capsys):
+    """One that a function made without is not offered."""
+    flags = ["--run.steps", "64", "--topology", "serial"]
+    for name, offered in (("Drawn", True), ("undrawn", False)):
+        assert main(["train", "a2c-gym", "--env.id", f"{ENVS}:{name}", *flags, "--run.name", name]) == 0
+        assert ("phalanx play" in capsys.readouterr().out) == offered
+    assert main(["play", "runs/Drawn", "--video", "play.gif"]) == 0
+    assert "7 pictures at 20 per second" in capsys.readouterr().out
+
+
+def test_an_id_that_a_script_registered_reaches_worker_processes(capsys):
+    gymnasium.register("Lab/Mine-v0", entry_point=envs.Line, max_episode_steps=3)
+    try:
+        overrides = {**SMALL, "topology": "synchronous", "sampler.workers": 2, "env.kwargs": {"length": 9}}
+        run = phalanx.train("a2c-gym", env="Lab/Mine-v0", overrides=overrides, quiet=True)
+        assert run.end == "256 steps done" and 0 <= run.score <= 3
+        assert json.loads((run.directory / "config.json").read_text())["env"]["id"] == "given:Lab/Mine-v0"
+        assert phalanx.load(run.directory).evaluate(games=1)[0] <= 3
+    finally:
+        del gymnasium.registry["Lab/Mine-v0"]
+
+
 def test_deaths_of_workers_are_told_once_each_and_counted_at_the_end(tmp_path, capsys):
     overrides = {**SMALL, "topology": "synchronous", "sampler.workers": 2, "sampler.decorrelation": 0}
     run = phalanx.train("ppo-gym", env=f"{ENVS}:Breaks", overrides=overrides)
