@@ -29,13 +29,19 @@ class NotFinite(RunError):  # noqa: N818
         self.batch = batch
 
 
+def nearest(name: str, known: Iterable[str], likeness: float = 0.4) -> list[str]:
+    """The known names that may be meant; 1 asks for the same one."""
+    by_small_letters = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_small_letters, n=3, cutoff=likeness)
+    return [by_small_letters[each] for each in near]
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name nobody knows, naming the nearest known ones."""
     names = sorted(known)
-    by_small_letters = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(name.lower(), by_small_letters, n=3, cutoff=0.4)
+    near = nearest(name, names)
     listed = ", ".join([*names[:30], *(["..."] if len(names) > 30 else [])])
-    hint = f"did you mean {' or '.join(by_small_letters[each] for each in near)}?" if near else f"known are: {listed}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
 
 

@@ -255,7 +255,8 @@ def _draws(env: Any) -> bool:
     from gymnasium import Env, Wrapper
 
     modes = (getattr(env, "metadata", None) or {}).get("render_modes")
-    if modes and getattr(env, "render_mode", None) is None:
+    asked = getattr(getattr(env, "spec", None), "kwargs", {}).get("render_mode")  # which not every class keeps
+    if modes and getattr(env, "render_mode", None) is None and asked is None:
         return False
     nobody = (None, Env.render, Wrapper.render)
     return any(getattr(type(layer), "render", None) not in nobody for layer in _own_layers(env))

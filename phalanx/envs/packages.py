@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from phalanx.config.kinds import game_of
-from phalanx.errors import UserError, unknown
+from phalanx.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,14 @@ PACKAGES = (
     ),
     Package(("tetris_gymnasium/",), "tetris_gymnasium.envs", "tetris-gymnasium"),
     Package(("procgen",), "procgen", "procgen"),
+    Package(
+        ("FetchP", "FetchReach", "FetchSlide", "HandManipulate", "HandReach", "AntMaze_", "PointMaze_", "AdroitHand"),
+        "gymnasium_robotics",
+        "gymnasium-robotics",
+    ),
+    Package(("mo-", "deep-sea-", "resource-gathering-", "minecart-"), "mo_gymnasium", "mo-gymnasium"),
 )
+LIKENESS = 0.8  # from which on another id may be meant: most have few letters, and a version in common
 ENTRY_POINTS = "gymnasium.envs"
 """The group under which packages name a function that registers their environments; its names are namespaces."""
 
@@ -66,15 +73,14 @@ def unregistered(name: str, registered: Iterable[str]) -> UserError:
     module = name.removesuffix(".py")
     if module.isidentifier() and Path(f"{module}.py").is_file():
         return UserError(f"'{name}' is a file of yours; did you mean {name}:Class, with the name of what makes it?")
-    known = list(registered)
+    known = [other for other in registered if not other.startswith("ALE/")]
+    if near := nearest(name, _alike(name, known), LIKENESS):
+        return UserError(f"unknown Gymnasium environment '{name}'; did you mean {' or '.join(near)}?")
     namespace, _, rest = name.rpartition("/")
-    if namespace and package is None and not any(other.startswith(f"{namespace}/") for other in known):
-        module = re.sub(r"\W", "_", namespace).lower()
-        return UserError(
-            f"nobody has registered '{name}'; name the module that does as --env.id module:{name}, perhaps "
-            f"{module}:{namespace}/{rest}"
-        )
-    return unknown("Gymnasium environment", name, _alike(name, known))
+    perhaps = f", perhaps {re.sub(r'[^0-9A-Za-z_]', '_', namespace).lower()}:{namespace}/{rest}" if namespace else ""
+    return UserError(
+        f"nobody has registered '{name}'; if a module of yours does, name it, too: --env.id module:{name}{perhaps}"
+    )
 
 
 def _package(name: str) -> Package | None:

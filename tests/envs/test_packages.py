@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.envs import packages
 
-KNOWN = ["CartPole-v1", "FrozenLake-v1", "phys2d/CartPole-v0", "phys2d/Pendulum-v0"]
+KNOWN = ["CartPole-v1", "FrozenLake-v1", "phys2d/CartPole-v0", "phys2d/Pendulum-v0", "ALE/Mine-v0"]
 
 
 @pytest.fixture
@@ -26,10 +26,16 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("VizdoomBasic-v1", "VizdoomBasic-v1 needs vizdoom; pip install vizdoom"),
         (
             "My-Lab/Maze-v0",
-            "nobody has registered 'My-Lab/Maze-v0'; name the module that does as --env.id module:My-Lab/Maze-v0, "
-            "perhaps my_lab:My-Lab/Maze-v0",
+            "nobody has registered 'My-Lab/Maze-v0'; if a module of yours does, name it, too: "
+            "--env.id module:My-Lab/Maze-v0, perhaps my_lab:My-Lab/Maze-v0",
         ),
         ("phys2d/CartPol-v0", "unknown Gymnasium environment 'phys2d/CartPol-v0'; did you mean phys2d/CartPole-v0"),
+        ("FetchReach-v3", "FetchReach-v3 needs gymnasium-robotics; pip install gymnasium-robotics"),
+        ("mo-lunar-lander-v3", "mo-lunar-lander-v3 needs mo-gymnasium; pip install mo-gymnasium"),
+        (
+            "Mine-v0",
+            "nobody has registered 'Mine-v0'; if a module of yours does, name it, too: --env.id module:Mine-v0",
+        ),
         ("CartPoll-v1", "unknown Gymnasium environment 'CartPoll-v1'; did you mean CartPole-v1"),
     ],
 )
