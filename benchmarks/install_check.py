@@ -2,8 +2,8 @@
 
     make check-install              or: .venv/bin/python benchmarks/install_check.py [--keep DIR]
 
-Builds the wheel and looks into it, installs it beside PyTorch with the versions of constraints.txt, and runs there what
-the README's first screens show, with small budgets. It prints the footprint, and how long `import phalanx` and `--help`
+Builds the wheel and looks into it, installs it beside PyTorch with the versions of constraints.txt, and runs there the
+README's commands and Python, with small budgets. It prints the footprint, and how long `import phalanx` and `--help`
 take. Anything that fails ends it with exit code 1. It needs a package index, or a directory of wheels, for pip.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -24,30 +25,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
-BUDGET = ("--run.steps", "2000", "--run.name", "first")
-COMMANDS = (
+README = (ROOT / "README.md").read_text()
+BUDGETS = {"resume": ("--run.steps", "2000"), "play": ("--max-frames", "50"), "eval": (), "export": (), "plan": ()}
+ATARI = ("--run.steps", "1", "--sampler.decorrelation", "10")
+BESIDES = (
     ("--version",),
     ("--help",),
     ("presets",),
     ("train", "ppo", "--help"),
-    ("plan", "default"),
-    ("train", "ppo-gym", *BUDGET),
-    ("resume", "runs/first", "--run.steps", "3000"),
-    ("eval", "runs/first", "--games", "5", "--json"),
-    ("play", "runs/first", "--video", "play.mp4", "--max-frames", "50"),
-    ("play", "runs/first", "--video", "play.gif", "--max-frames", "50"),
-    ("export", "runs/first", "agent", "--games", "5"),
-    ("eval", "agent", "--games", "5"),
-    ("train", "pong", "--run.steps", "1", "--run.name", "atari", "--sampler.decorrelation", "10"),
+    ("eval", "runs/NAME", "--games", "5", "--json"),
+    ("play", "runs/NAME", "--video", "play.gif", "--max-frames", "50"),
+    ("eval", "package", "--games", "5"),
     ("bench", "training", "a2c-catch", "--seconds", "0.2", "--repeats", "1"),
     ("completion", "bash"),
 )
-FROM_PYTHON = """
-import phalanx
-run = phalanx.train("ppo-gym", env="CartPole-v1", overrides={"run.steps": 2000})
-agent = phalanx.load(run.directory)
-assert len(agent.evaluate(games=3)) == 3
-"""
+"""What the README's blocks do not show."""
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"))
 OFTEN = 5  # a time is the median of so many
 
@@ -123,13 +115,36 @@ def commands(place: Path, python: Path) -> None:
     """Each command of a new user, in an empty directory."""
     work = place / "work"
     work.mkdir()
-    for command in COMMANDS:
+    for command in (*readme_commands(), *BESIDES):
         begin = time.perf_counter()
         run([str(python.parent / "phalanx"), *command], work)
         print(f"{time.perf_counter() - begin:6.1f} s           phalanx {' '.join(command)}", flush=True)
-    run([str(python), "-c", FROM_PYTHON], work)
+    for program in readme_programs():
+        run([str(python), "-c", program], work)
     where = run([str(python), "-c", "import phalanx; print(phalanx.__file__)"], work)
     require(where.startswith(str(place)), f"phalanx was imported from {where}")
+
+
+def readme_commands() -> list[tuple[str, ...]]:
+    """The commands of the README's blocks with small budgets; the run that its others name is one of Gymnasium."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for _, text in blocks for line in text.splitlines() if line.startswith("phalanx ")]
+    found = []
+    for line in lines:
+        name, what, *flags = shlex.split(line.removeprefix("phalanx "), comments=True)
+        if name == "train":
+            budget = ("--run.steps", "1000", "--run.name", "NAME") if what.endswith("-gym") else ATARI
+        else:
+            budget = BUDGETS[name]
+        games = ("--games", "2") if name in ("eval", "export") else ()
+        found.append((name, what, *flags, *budget, *games))  # of a flag that is there twice, the last one counts
+    return found
+
+
+def readme_programs() -> list[str]:
+    """The README's Python with small budgets."""
+    programs = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    return [re.sub(r"\b\d+_000\b", "500", program).replace("games=30", "games=3") for program in programs]
 
 
 def size(path: Path) -> int:

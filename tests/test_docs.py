@@ -2,7 +2,7 @@
 
 Commands are collected from fenced blocks and from code in the text. Each goes through the real command line as far as
 the experiment that it describes, with something in the place of PRESET, RUN_DIR and the like; what is cheap is run.
-`make check-install` runs the README's commands in an environment of their own.
+`test_docs_run.py` runs the README; `make check-install` does so in an environment of its own.
 """
 
 from __future__ import annotations
