@@ -45,10 +45,11 @@ def test_the_commands_of_the_readme(capsys):
     commands = install_check().readme_commands()
     assert {words[0] for words in commands} == {"train", "plan", "resume", "eval", "play", "export"}
     for words in commands:
-        if words[0] != "train" or words[1].endswith("-gym"):  # other games take long; make check-install plays them
-            assert main([*words, *(("--run.steps", "500") if words[0] == "train" else ())]) == 0
+        if words[0] != "train" or words[1].endswith("-gym"):  # Atari takes long; make check-install plays it
+            words = [word.replace("Acrobot", "CartPole") for word in words]  # whose games are short
+            assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "2,000 steps done" in shown and "2 games of Acrobot-v1" in shown
+    assert "2,000 steps done" in shown and "2 games of CartPole-v1" in shown
     assert Path("game.mp4").is_file() and Path("package/replay.mp4").is_file()
 
 
