@@ -124,7 +124,7 @@ def start(experiment: Experiment, screen: Screen, on_record: OnRecord | None = N
         from phalanx.registry import find, topology
         from phalanx.runs.directory import locked, new_directory, run_checkpoints
         from phalanx.runs.session import Session
-        from phalanx.runtime.device import choose_compute
+        from phalanx.runtime.device import choose_compute, torch_as_it_was
 
         screen.doing("probing the environment and the machine")
         experiment = resolve_replicas(experiment)
@@ -137,7 +137,7 @@ def start(experiment: Experiment, screen: Screen, on_record: OnRecord | None = N
         directory = new_directory(experiment)
         remember(experiment, directory)
         checkpoints = run_checkpoints(experiment, directory, tell)
-        with locked(directory):
+        with locked(directory), torch_as_it_was():
             session = Session(
                 experiment, directory, checkpoints, prestarted=prestarted, screen=screen, on_record=on_record
             )
@@ -155,10 +155,11 @@ def go_on(
     from phalanx.registry import find, topology
     from phalanx.runs.directory import locked, run_checkpoints
     from phalanx.runs.session import Session
+    from phalanx.runtime.device import torch_as_it_was
 
     _check_cluster(experiment)
     checkpoints = run_checkpoints(experiment, directory, tell)
-    with locked(directory):
+    with locked(directory), torch_as_it_was():
         session = Session(experiment, directory, checkpoints, checkpoints.load(), screen=screen, on_record=on_record)
         session.run(find(topology(experiment).run))
         return session

@@ -205,12 +205,8 @@ class GymnasiumEnv:
     def observation_space(self) -> Any:
         return self._env.observation_space
 
-    def write(self, observation: Any, frame: np.ndarray) -> None:
-        """The frame that phalanx makes of an observation."""
-        self.layout.write(observation, frame)
-
     def _show(self, observation: Any, frame: np.ndarray, call: str) -> None:
-        """`write`, for what that call of the environment returned; what is not of its space is told as such."""
+        """Write the frame of what that call of the environment returned; what is not of its space is told as such."""
         try:
             self.layout.write(observation, frame)
         except Exception:

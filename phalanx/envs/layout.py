@@ -34,8 +34,7 @@ class FrameLayout:
 
     def write(self, observation: Any, frame: np.ndarray) -> None:
         """Write the frame of an observation into `frame`."""
-        for key in self.keys:
-            observation = observation[key]
+        observation = self.shown(observation)
         if self.is_flattened:
             from gymnasium.spaces import flatten
 
@@ -44,6 +43,12 @@ class FrameLayout:
             frame[...] = np.asarray(observation).reshape(frame.shape)
         else:
             frame[...] = np.asarray(observation).transpose(self.axes)
+
+    def shown(self, observation: Any) -> Any:
+        """The part of an observation that the frame is made of."""
+        for key in self.keys:
+            observation = observation[key]
+        return observation
 
     def frame(self, observation: Any) -> np.ndarray:
         """The frame of an observation, in memory of its own."""

@@ -31,13 +31,15 @@ class SpaceReader:
 
     def __init__(self, env: Any) -> None:
         self.space = env.observation_space
-        self.write_frame = env.write
+        self.layout = env.layout
 
     def count(self, observation: Any) -> int | None:
         return rows_in(self.space, observation)
 
     def write(self, observation: Any, row: int | None, frame: np.ndarray) -> None:
-        self.write_frame(observation if row is None else row_of(self.space, observation, row), frame)
+        one = observation if row is None else row_of(self.space, observation, row)
+        require_bytes(self.layout.shown(one), frame)
+        self.layout.write(one, frame)
 
 
 class FrameReader:
@@ -50,7 +52,9 @@ class FrameReader:
         return rows_of_shape(np.shape(observation), self.shape)
 
     def write(self, observation: Any, row: int | None, frame: np.ndarray) -> None:
-        frame[...] = observation if row is None else observation[row]
+        one = observation if row is None else observation[row]
+        require_bytes(one, frame)
+        frame[...] = one
 
 
 class AtariReader:
@@ -78,6 +82,7 @@ class AtariReader:
 
     def write(self, observation: Any, row: int | None, frame: np.ndarray) -> None:
         pixels = np.asarray(observation if row is None else observation[row])
+        require_bytes(pixels, frame)
         if pixels.shape == frame.shape:
             frame[...] = pixels
             return
@@ -114,6 +119,17 @@ def reader_of(config: Any, env: Env) -> Reader:
         assert isinstance(env, AtariEnv)
         return AtariReader(config, env.spec.frame_shape, env.new_screen())
     return SpaceReader(env) if hasattr(env, "observation_space") else FrameReader(env.spec.frame_shape)
+
+
+def require_bytes(numbers: Any, frame: np.ndarray) -> None:
+    """Refuse what would be torn by writing it into a frame of bytes."""
+    if frame.dtype != np.uint8 or (values := np.asarray(numbers)).dtype in (np.uint8, bool):
+        return
+    require(
+        bool(((values >= 0) & (values <= 255) & (values == np.floor(values))).all()),
+        f"the observation has numbers from {values.min():g} to {values.max():g}, but the agent was trained on bytes; "
+        "give whole numbers from 0 to 255, as the environment does, not scaled",
+    )
 
 
 def rows_in(space: Any, observation: Any) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,19 @@ class on_stream:  # noqa: N801  (used like a function)
     def __exit__(self, *exception: object) -> None:
         if self.stream is not None:
             torch.cuda.set_stream(self.before)
+
+
+@contextlib.contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Within it a run sets torch up for itself; afterwards its chance and its threads are the caller's again. What
+    sleeps on a GPU that nobody has used yet is let lie."""
+    threads = torch.get_num_threads()
+    used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=used):
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute:

@@ -213,6 +213,16 @@ def test_screens_of_an_emulator_become_the_frames_of_training(runs):
         agent.act(np.full((210, 160, 3), 77, np.uint8) + np.arange(3, dtype=np.uint8))
 
 
+def test_numbers_that_are_no_bytes_are_refused(runs):
+    """Of screens that somebody scaled, say: cast, they would be black."""
+    with phalanx.load(runs["atari"], greedy=True) as agent:
+        screen = np.zeros((210, 160, 3), np.uint8)
+        assert agent.act(screen.astype(np.float32)) == (agent.reset(), agent.act(screen))[1]
+        for scaled in (screen + 0.5, screen + np.int64(300), screen - 1.0, screen + np.nan):
+            with pytest.raises(phalanx.UserError, match="but the agent was trained on bytes; give whole numbers"):
+                agent.act(scaled)
+
+
 def test_batches_of_composed_spaces_are_told_by_their_parts():
     spaces = gymnasium.spaces
     space = spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))})

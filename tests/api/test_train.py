@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import phalanx
 from phalanx.cli.main import main
@@ -93,6 +94,16 @@ def test_two_runs_in_a_second_have_directories_of_their_own_and_the_same_course(
     assert runs[0].directory != runs[1].directory
     weights = [next(run.directory.glob("checkpoints/*/model.safetensors")).read_bytes() for run in runs]
     assert weights[0] == weights[1]
+
+
+def test_torch_is_left_as_it_was():
+    """In the process of whoever calls: its random numbers, and how many threads it has."""
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    run = phalanx.train("a2c-catch", overrides=small(run__threads=threads + 1), quiet=True)
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    phalanx.resume(run.directory, overrides={"run.steps": 2 * STEPS}, quiet=True)
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 
 
 def test_the_course_is_that_of_the_command_line(capsys):

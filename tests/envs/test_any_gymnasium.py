@@ -141,6 +141,9 @@ def test_an_agent_acts_on_raw_observations(train: Any, tmp_path: Path, name: str
         for row, action in enumerate(actions):
             assert agent.act(alone.reset(seed=1 + row)[0]) == action and alone.action_space.contains(action)
             agent.reset()
+        if name == "OnlyImage":
+            with pytest.raises(UserError, match=r"from 0 to 0.9.*, but the agent was trained on bytes"):
+                agent.act({"screen": observations["screen"][0] // 2 / 128})
 
 
 @pytest.mark.parametrize(("id", "sentence"), REFUSED)
