@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-from phalanx.config import TOPOLOGIES, AlgorithmConfig, C51Config, DQNConfig, Experiment, SerialConfig, experiment
+from phalanx.config import (
+    TOPOLOGIES,
+    AlgorithmConfig,
+    AtariConfig,
+    C51Config,
+    DQNConfig,
+    Experiment,
+    GA3CConfig,
+    SerialConfig,
+    experiment,
+)
 from phalanx.config.flags import parse_flags, parse_options
 from phalanx.config.own import own_hints, own_values, unread_fields
 from phalanx.config.presets import PRESETS, default_preset, preset
@@ -25,6 +35,11 @@ USUAL = (
     *("sampler.workers", "run.name", "run.steps", "run.seconds", "run.target_score", "run.seed", "run.device"),
 )
 """What people change, by the fields that a preset has of them."""
+
+
+def _is_atari(experiment: Experiment) -> bool:
+    return isinstance(experiment.env, AtariConfig)
+
 
 UNUSED: dict[str, Callable[[Experiment], bool]] = {
     **dict.fromkeys(("optimizer.beta1", "optimizer.beta2"), lambda e: not e.optimizer.rule.startswith("adam")),
@@ -40,11 +55,13 @@ UNUSED: dict[str, Callable[[Experiment], bool]] = {
     **dict.fromkeys(("model.width", "model.padding", "model.scale"), lambda e: e.model.torso == "mlp"),
     "sampler.batch": lambda e: not e.sampler.batch,
     **dict.fromkeys(
-        (
-            *("workers", "workers_per_core", "pin", "balance", "squads", "step_timeout", "max_deaths"),
-            *("max_deaths_in_a_row", "raw_screens"),
-        ),
-        lambda e: isinstance(e.topology, SerialConfig),
+        ("sampler.workers", "sampler.workers_per_core", "sampler.pin", "sampler.squads"),
+        lambda e: isinstance(e.topology, SerialConfig | GA3CConfig),  # whose agents are its workers
+    ),
+    "sampler.balance": lambda e: isinstance(e.topology, SerialConfig | GA3CConfig) or not _is_atari(e),
+    "sampler.raw_screens": lambda e: isinstance(e.topology, SerialConfig) or not _is_atari(e),
+    **dict.fromkeys(
+        ("step_timeout", "max_deaths", "max_deaths_in_a_row"), lambda e: isinstance(e.topology, SerialConfig)
     ),
     "algorithm.discount_length": lambda e: getattr(e.algorithm, "final_discount", None) is None,
     "algorithm.code": lambda e: True,  # what --algorithm sets,

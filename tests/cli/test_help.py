@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from phalanx.cli.main import COMMANDS, main
 from phalanx.cli.options import StudyOptions
 from phalanx.config import TOPOLOGIES
 from phalanx.config.presets import PRESETS, preset
+from phalanx.sampling.placement import place, sends_raw_screens
 from phalanx.studies import STUDIES
 
 
@@ -48,8 +50,27 @@ def test_a_flag_that_is_used_after_a_change_is_shown_after_it(capsys):
     assert "breakout. (default: breakout)" not in text and "(default: breakout)" in text
 
 
-def test_hidden_fields_have_no_effect_on_any_preset():
-    """Each rule is of a field that there is."""
+OTHERS = {"workers": 2, "workers_per_core": 3, "pin": False, "balance": 9.0, "squads": 2, "raw_screens": False}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_fields_of_workers_are_hidden_where_they_change_no_placement(name):
+    base = preset(name).validate()
+    for field, value in OTHERS.items():
+        changed = dataclasses.replace(base, sampler=dataclasses.replace(base.sampler, **{field: value}))
+        if is_unused(f"sampler.{field}", base):
+            for device in ("cpu", "cuda"):
+                assert place(changed, device, range(8)) == place(base, device, range(8))
+                assert sends_raw_screens(changed, device) == sends_raw_screens(base, device)
+
+
+def test_agents_of_ga3c_are_its_workers(capsys):
+    shown_flags = flags(shown(capsys, "train", "ga3c", "--help"))
+    assert not ({f"sampler.{field}" for field in OTHERS} - {"sampler.raw_screens"}) & set(shown_flags)
+    assert {"sampler.raw_screens", "sampler.max_deaths"} <= set(shown_flags)
+
+
+def test_each_rule_of_a_hidden_field_is_of_one_that_there_is():
     fields = {field for name in PRESETS for field in names(preset(name))}
     assert all(rule in fields or any(field.endswith(f".{rule}") for field in fields) for rule in UNUSED)
 
