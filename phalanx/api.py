@@ -148,10 +148,9 @@ def start(experiment: Experiment, screen: Screen, on_record: OnRecord | None = N
             prestarted.close()
 
 
-def go_on(
-    experiment: Experiment, directory: Path, screen: Screen | None = None, on_record: OnRecord | None = None
-) -> Session:
-    """A run that goes on where it stopped; its session, which has ended."""
+def go_on(experiment: Experiment, directory: Path, screen: Screen, on_record: OnRecord | None = None) -> Session:
+    """A run that goes on where it stopped, shown on that screen; its session, which has ended."""
+    screen.doing("loading torch")
     from phalanx.registry import find, topology
     from phalanx.runs.directory import locked, run_checkpoints
     from phalanx.runs.session import Session
@@ -160,6 +159,7 @@ def go_on(
     _check_cluster(experiment)
     checkpoints = run_checkpoints(experiment, directory, tell)
     with locked(directory), torch_as_it_was():
+        screen.doing("reading the checkpoint")
         session = Session(experiment, directory, checkpoints, checkpoints.load(), screen=screen, on_record=on_record)
         session.run(find(topology(experiment).run))
         return session

@@ -137,7 +137,8 @@ def from_module(name: str, what: str) -> ModuleType:
 
 def from_file(path: str, what: str) -> ModuleType:
     """The module in a file that is on nobody's path; imported once in a process. Its name is the same in all of them,
-    so that what is pickled in one is found in another that has imported the file, too."""
+    so that what is pickled in one is found in another that has imported the file, too. It may import the files beside
+    it, which come last on the path."""
     file = Path(path).resolve()
     name = f"phalanx_given_{file.stem}_{zlib.crc32(os.fsencode(file)):08x}"
     if name in sys.modules:
@@ -145,6 +146,8 @@ def from_file(path: str, what: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UserError(f"{what}: there is no file {path}; name one as path/to/file.py:name")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -91,7 +91,7 @@ def evaluate_command(arguments: list[str]) -> int:
 
 def play(arguments: list[str]) -> int:
     options = parse_options(PlayOptions, "play", arguments)
-    from phalanx.runs.video import check_format, check_place, write_video
+    from phalanx.runs.video import check_format, check_place, speed, write_video
     from phalanx.sampling.player import Player
 
     check_format(options.video)
@@ -110,7 +110,7 @@ def play(arguments: list[str]) -> int:
             yield drawn(now, config)
 
     count = write_video(options.video, shown(), player.fps)
-    words = [f"{count:,} pictures at {player.fps:g} per second"]
+    words = [f"{count:,} pictures at {speed(options.video, player.fps):g} per second"]
     words += [f"scores {', '.join(f'{score:g}' for score in scores)}"] if scores else []
     if under_way:
         last = under_way[0]

@@ -35,4 +35,7 @@ def resume(arguments: list[str]) -> int:
         from phalanx.topologies import torchrun
 
         return torchrun.train(launch, experiment, directory)
-    return go_on(experiment, directory).stop.exit_code
+    from phalanx.runs.screen import goal_of, open_screen
+
+    with contextlib.closing(open_screen(goal_of(experiment))) as screen:
+        return go_on(experiment, directory, screen).stop.exit_code

@@ -140,7 +140,7 @@ class GymnasiumEnv:
     def render_fps(self) -> float:
         """Pictures per second at the speed at which people would watch it, as the environment tells."""
         told = self._env.metadata.get("render_fps")
-        return float(told) if isinstance(told, int | float) and 0 < told <= FASTEST_FPS else 15.0
+        return float(told) if isinstance(told, int | float | np.number) and 0 < told <= FASTEST_FPS else 15.0
 
     def state(self) -> dict[str, Any]:
         entropy = self._seed.entropy

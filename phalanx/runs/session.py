@@ -350,10 +350,10 @@ class Session:
         experiment, goal = self.experiment, self.screen.goal
         goal.run = self.directory.resolve().name
         count = replicas(experiment)
-        what = f"starting {count} replicas"
+        what, compute = f"starting {count} replicas", choose_compute(experiment.run)
+        goal.device = f"{compute.device}, {precision_of(compute)}"
         if count == 1:
-            goal.device = str(choose_compute(experiment.run).device)
-            workers = place(experiment, goal.device).workers
+            workers = place(experiment, compute.device.type).workers
             what = f"starting {workers} workers" if workers else "making the environments"
         with contextlib.suppress(Exception):  # a screen may fail; the logger finds out and has another one
             self.screen.say(f"the run is in {self.directory}; it ends after {goal.end}")

@@ -32,7 +32,7 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> int:
     temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        count = _encode(av, temporary, path.suffix.lower()[1:], _checked(frames), fps)
+        count = _encode(av, temporary, path.suffix.lower()[1:], _checked(frames), speed(path, fps))
         if not count:
             raise UserError("there is no frame to make a video of; play at least one step")
         os.replace(temporary, path)
@@ -72,6 +72,11 @@ def encoder_package() -> Any:
         raise UserError("videos need the package av; run: pip install av") from None
 
 
+def speed(path: Path, fps: float) -> float:
+    """Pictures per second that are written."""
+    return min(fps, FASTEST_GIF) if path.suffix.lower() == ".gif" else fps
+
+
 def enlargement(height: int, width: int) -> int:
     """The whole factor that a picture of this size is enlarged by."""
     return max(1, LARGE // max(height, width))
@@ -85,19 +90,22 @@ def _temporary(path: Path) -> Path:
 def _checked(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """The same frames, each once it is sure that it fits those before."""
     shape: tuple[int, ...] | None = None
+    first = True
     for frame in frames:
         shape = shape or frame.shape
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape != shape:
+            before = "" if first else f" after {list(shape)}"
             raise UserError(
                 f"a video needs uint8 frames of one shape [height, width, 3], but got {frame.dtype} "
-                f"{list(frame.shape)} after {list(shape)}"
+                f"{list(frame.shape)}{before}"
             )
+        first = False
         yield frame
 
 
 def _encode(av: Any, path: Path, kind: str, frames: Iterator[np.ndarray], fps: float) -> int:
     """One frame after the other; how many."""
-    rate = Fraction(min(fps, FASTEST_GIF) if kind == "gif" else fps).limit_denominator(1000)
+    rate = Fraction(fps).limit_denominator(1000)
     clock = GIF_CLOCK if kind == "gif" else 1 / rate
     count, graph, stream = 0, None, None
     options = {"movflags": "+faststart"} if kind == "mp4" else {}  # a browser plays it before it has all of it

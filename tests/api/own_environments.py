@@ -59,7 +59,7 @@ class Breaks(Line):
 class Drawn(Line):
     """Draws itself, if it was asked to when it was made."""
 
-    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 20}
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": np.int64(60)}
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
+import phalanx
 from phalanx.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -59,7 +62,17 @@ def test_an_agent_is_served_by_a_script(tmp_path):
         [sys.executable, EXAMPLES / "serve.py", trained.directory], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "reward per step: 1.00" in done.stdout or "reward per step: 0.9" in done.stdout
+    env, over, score = gymnasium.make("CartPole-v1"), False, 0
+    with phalanx.load(trained.directory, best=True, greedy=True) as agent:
+        observation, _ = env.reset(seed=0)
+        while not over:
+            observation, _, terminated, truncated, _ = env.step(agent.act(observation))
+            score, over = score + 1, terminated or truncated
+        mean = statistics.mean(agent.evaluate(games=10, greedy=False))
+    assert f"one game: {score}\n" in done.stdout
+    assert f"10 games as `phalanx eval` plays them: {mean:.1f}\n" in done.stdout
+    (per_step,) = re.findall(r"reward per step: (\S+)", done.stdout)
+    assert 0.8 < float(per_step) < 1  # a step that begins an episode pays nothing, and games are short
 
 
 COMMANDS = [

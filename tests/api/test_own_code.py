@@ -130,6 +130,16 @@ def test_a_module_of_the_current_directory_is_found(tmp_path):
     assert run.directory.name.startswith("a2c-gym-Line-0-")
 
 
+def test_a_file_imports_those_beside_it(tmp_path):
+    (tmp_path / "shed").mkdir()
+    (tmp_path / "shed/lines_of_the_shed.py").write_text(ENVS.read_text())
+    (tmp_path / "shed/door.py").write_text(
+        "from lines_of_the_shed import make as make_line\ndef make():\n  return make_line()"
+    )
+    overrides = {**SMALL, "topology": "synchronous", "sampler.workers": 2}
+    assert phalanx.train("a2c-gym", env="shed/door.py:make", overrides=overrides, quiet=True).end == "256 steps done"
+
+
 def test_a_name_that_a_module_registers_is_made_by_gymnasium(tmp_path):
     registers = "import gymnasium\nfrom given_line import Line\ngymnasium.register('Cellar/Line-v0', entry_point=Line)"
     (tmp_path / "given_line.py").write_text(ENVS.read_text())
@@ -362,7 +372,9 @@ def test_a_class_that_can_draw_is_made_to(capsys):
         assert main(["train", "a2c-gym", "--env.id", f"{ENVS}:{name}", *flags, "--run.name", name]) == 0
         assert ("phalanx play" in capsys.readouterr().out) == offered
     assert main(["play", "runs/Drawn", "--video", "play.gif"]) == 0
-    assert "7 pictures at 20 per second" in capsys.readouterr().out
+    assert "7 pictures at 50 per second" in capsys.readouterr().out  # which browsers show
+    assert main(["play", "runs/Drawn", "--video", "play.mp4"]) == 0
+    assert "7 pictures at 60 per second" in capsys.readouterr().out
 
 
 def test_an_id_that_a_script_registered_reaches_worker_processes(capsys):

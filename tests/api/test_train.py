@@ -106,6 +106,21 @@ def test_torch_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize("from_python", [True, False])
+def test_the_screen_says_what_a_resumed_run_waits_for(monkeypatch, from_python):
+    run = phalanx.train("a2c-catch", overrides=small(), quiet=True)
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "phalanx.runs.screen.PlainLines.doing", lambda self, text: told.append((text, self.goal.device))
+    )
+    if from_python:
+        phalanx.resume(run.directory, overrides={"run.steps": 2 * STEPS})
+    else:
+        assert main(["resume", str(run.directory), "--run.steps", str(2 * STEPS)]) == 0
+    assert [text for text, _ in told] == ["loading torch", "reading the checkpoint", "making the environments", ""]
+    assert told[2][1] == "cpu, float32"
+
+
 def test_the_course_is_that_of_the_command_line(capsys):
     run = phalanx.train("a2c-catch", overrides=small(), quiet=True)
     assert capsys.readouterr().out == ""

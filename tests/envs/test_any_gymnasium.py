@@ -12,11 +12,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import phalanx
 from phalanx.cli.main import main
 from phalanx.config import GymnasiumConfig
 from phalanx.envs.gymnasium import GymnasiumEnv
+from phalanx.envs.layout import frame_layout
 from phalanx.errors import UserError
 from whole_runs import newest, same
 
@@ -135,11 +137,15 @@ def test_an_agent_acts_on_raw_observations(train: Any, tmp_path: Path, name: str
     environments = gymnasium.make_vec(id, 3, vectorization_mode="sync")
     with phalanx.load(tmp_path / "run", greedy=True) as agent:
         observations, _ = environments.reset(seed=1)
-        actions = agent.act(observations)
+        actions, fed = agent.act(observations), agent._stacks  # what the network saw: it may choose the same for all
         agent.reset()
         alone = gymnasium.make(id)
+        layout = frame_layout(alone.observation_space, name)
         for row, action in enumerate(actions):
-            assert agent.act(alone.reset(seed=1 + row)[0]) == action and alone.action_space.contains(action)
+            observation = alone.reset(seed=1 + row)[0]
+            assert agent.act(observation) == action and alone.action_space.contains(action)
+            assert torch.equal(agent._stacks[0], fed[row]) and not torch.equal(fed[row], fed[row - 1])
+            assert np.array_equal(fed[row, 0], layout.frame(observation))
             agent.reset()
         if name == "OnlyImage":
             with pytest.raises(UserError, match=r"from 0 to 0.9.*, but the agent was trained on bytes"):

@@ -56,6 +56,11 @@ def test_gif_is_exact(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["game.GIF"]
 
 
+def test_a_first_frame_of_a_wrong_shape_is_after_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"but got uint8 \[4, 4\]$"):
+        write_video(tmp_path / "a.gif", iter([np.zeros((4, 4), np.uint8)]), 15)
+
+
 def test_a_gif_is_no_faster_than_browsers_show_it(tmp_path: Path) -> None:
     write_video(tmp_path / "a.gif", frames(), fps=120)
     assert [float(when) for when, _ in read(tmp_path / "a.gif")] == [0, 0.02, 0.04, 0.06, 0.08, 0.1]
