@@ -47,10 +47,13 @@ class Run:
     deaths: Mapping[str, int] = field(default_factory=dict, hash=False)
     """How many workers died and were replaced, by what they died of: `{"KeyError: 'left'": 14}`."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", existing_run(Path(self.directory)))
+
     @property
     def records(self) -> list[dict[str, Any]]:
         """What was recorded every few seconds: the lines of metrics.jsonl."""
-        path = Path(self.directory) / "metrics.jsonl"
+        path = self.directory / "metrics.jsonl"
         try:
             lines = read_plain(path, MOST_RECORDS).splitlines(keepends=True)
         except FileNotFoundError:  # it did not come to the first one

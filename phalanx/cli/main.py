@@ -25,7 +25,7 @@ USAGE = """usage: phalanx COMMAND ...
   plan PRESET [--flags]     what would run, without running
   bench WHAT                measure this machine: sampling, training, or gpu
   tune PRESET [--flags]     find the fastest sampler for this machine
-  study NAME [--flags]      what learning is like, as a figure and its data
+  study NAME [--flags]      experiments about learning itself
   presets                   the presets, one line each
   completion SHELL          Tab for bash or zsh
 

@@ -107,7 +107,7 @@ def _frames(experiment: Experiment, device: str) -> str:
         return "made on the device"
     if compiled():
         return "made by compiled code"
-    return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for a faster way"
+    return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for faster frames"
 
 
 def _batches(experiment: Experiment) -> list[tuple[str, str]]:

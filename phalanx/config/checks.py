@@ -138,7 +138,7 @@ def _replay(algorithm: DQNConfig, rows: int, environments: int, stack: int) -> N
     require(
         bool({"intensity", "batch_size"} & unread_fields(algorithm)) or (updates >= 1 and updates == int(updates)),
         f"algorithm.intensity {algorithm.intensity:g} gives {updates:g} updates per rollout of {rows} steps with "
-        f"batches of {algorithm.batch_size}, which is no whole number; nearest intensities that work: "
+        f"batches of {algorithm.batch_size}, which is not a whole number; nearest intensities that work: "
         f"{' and '.join(f'{count * algorithm.batch_size / rows:.9g}' for count in whole)}",
     )
     least = max(rows // environments, algorithm.n_step + max(stack, 8) + 1)

@@ -73,8 +73,12 @@ def _text(thing: str | Callable[..., Any], name: str, wanted: str) -> str:
     if isinstance(thing, str):
         return known_everywhere(thing) if name == "env" else thing
     if not callable(thing):
-        raise UserError(f"{name}= is {type(thing).__name__}; give a name or {wanted}")
+        raise UserError(f"{name}= is {_a(type(thing).__name__)}; give a name or {wanted}")
     return by_name_or_value(thing)
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiouAEIOU" else f"a {kind}"
 
 
 def known_everywhere(id: str) -> str:

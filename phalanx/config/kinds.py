@@ -43,7 +43,7 @@ def is_id(text: str) -> bool:
 
 
 def game_of(text: str) -> str | None:
-    """The game that an id of Gymnasium stands for (ALE/Pong-v5, PongNoFrameskip-v4, pong), None if it is no game."""
+    """The game that an id of Gymnasium stands for (ALE/Pong-v5, PongNoFrameskip-v4, pong), None if it is not a game."""
     from ale_py import roms
 
     words = re.sub(r"-v\d+$", "", text.removeprefix("ALE/"))

@@ -39,7 +39,9 @@ def existing_run(directory: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot read {directory} ({error.strerror}); ask its owner for permission") from None
     if not found:
-        raise UserError(f"{directory} is no run directory: it has no config.json; give the one `phalanx train` named")
+        raise UserError(
+            f"{directory} is not a run directory: it has no config.json; give the one `phalanx train` named"
+        )
     return directory
 
 

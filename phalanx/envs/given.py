@@ -34,7 +34,7 @@ def make_env(config: GymnasiumConfig, registered: Callable[..., Any]) -> Any:
         env = calling(f"env.wrap {config.wrap}", checked(resolve(config.wrap, "env.wrap"), config.wrap), env)
     words = f"env.{'wrap' if config.wrap else 'id'} {config.wrap or config.id}"
     able = all(hasattr(env, name) for name in ("reset", "step", "action_space", "observation_space"))
-    require(able, f"{words} gave {type(env).__name__}, which is no Gymnasium environment")
+    require(able, f"{words} gave {type(env).__name__}, which is not a Gymnasium environment")
     return env
 
 

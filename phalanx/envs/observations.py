@@ -171,7 +171,7 @@ def _parts(space: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _refusal(shape: tuple[int, ...]) -> str:
-    return f"this agent takes no observation of shape {shape}"
+    return f"this agent cannot take observations of shape {shape}"
 
 
 def _packed(colors: np.ndarray) -> np.ndarray:

@@ -52,12 +52,12 @@ class GivenTorso(nn.Module):
 def given_torso(config: ModelConfig, spec: EnvSpec, stack: int, offset: float, scale: float) -> GivenTorso:
     """The torso that a user's function makes, or one sentence that says why it does not fit."""
     make, name = resolve(config.torso, "model.torso"), f"model.torso {spoken(config.torso)}"
-    require(callable(make), f"{name} is no function that makes a torso")
+    require(callable(make), f"{name} is not a function that makes a torso")
     channels, *rest = spec.frame_shape
     seen = replace(spec, frame_shape=(stack * channels, *rest), frame_dtype=np.dtype(np.float32), decoded=None)
     try:
         inner = make(seen)
-        require(isinstance(inner, nn.Module), f"it gave {type(inner).__name__}, which is no torch.nn.Module")
+        require(isinstance(inner, nn.Module), f"it gave {type(inner).__name__}, which is not a torch.nn.Module")
         require(
             not any(
                 isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats

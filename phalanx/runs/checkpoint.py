@@ -282,7 +282,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise DamageError(f"{path} is of step {manifest.get('steps')}, which is not what its directory says")
     score = manifest.setdefault("score", None)
     if score is not None and (type(score) not in (int, float) or not abs(score) < math.inf):
-        raise DamageError(f"{path} is damaged: its score is no number")
+        raise DamageError(f"{path} is damaged: its score is not a number")
     _check_names(path, manifest.get("files"))
     return manifest
 
@@ -293,7 +293,7 @@ def _check_names(path: Path, files: Any) -> None:
         raise DamageError(f"{path} is damaged: it does not name {', '.join(FILES)}")
     for name, expected in files.items():
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise DamageError(f"{path} names {name!r:.80}, which is no file in its own directory")
+            raise DamageError(f"{path} names {name!r:.80}, which is not a file in its own directory")
         numbers = expected if isinstance(expected, dict) else {}
         if type(numbers.get("bytes")) is not int or type(numbers.get("sha256")) is not str:
             raise DamageError(f"{path} is damaged: it lacks the size or the checksum of {name!r:.80}")

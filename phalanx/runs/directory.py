@@ -135,7 +135,7 @@ def check_state(state: Any, environments: int) -> None:
     """Refuse, with a ValueError or what a wrong type raises, a state that cannot be one of a session's."""
     scores, seconds, clocks = state["scores"], state["time_s"], state["clocks"]
     if not isinstance(state["store"], dict):
-        raise ValueError("store is no dict")
+        raise ValueError("store is not a dict")
     names = {field.name for field in dataclasses.fields(Progress)}
     if set(clocks) != names or not all(_is_count(value) for value in clocks.values()):
         raise ValueError("clocks does not hold the clocks of a run")
@@ -145,13 +145,13 @@ def check_state(state: Any, environments: int) -> None:
         _check_replica(replica, environments // len(state["replicas"]))
     numbers = [seconds, *scores["scores"], *([] if scores["best"] is None else [scores["best"]])]
     if not _is_count(scores["count"]) or not all(type(value) in (int, float) for value in numbers):
-        raise ValueError("scores or time_s are no numbers")
+        raise ValueError("scores or time_s are not numbers")
 
 
 def _check_replica(replica: Any, environments: int) -> None:
     for name in ("learner", "experience"):
         if not isinstance(replica[name], dict):
-            raise ValueError(f"replicas.{name} is no dict")
+            raise ValueError(f"replicas.{name} is not a dict")
     sampling = replica["sampling"]
     if sampling is None:
         return

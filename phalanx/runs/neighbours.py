@@ -74,7 +74,7 @@ class Neighbours:
             f"{shares.waiting:.0%} of its time"
         )
         if self.threads == 1:
-            return f"{seen}; end them, or give the run cores of its own, as with taskset"
+            return f"{seen}; end them, or give the run cores of its own, e.g. with taskset"
         return (
             f"{seen}; torch's {self.threads} threads sleep at once now where they wait for each other, and "
             "--run.threads 1 may help more (it changes rounding, so it is not done by itself)"

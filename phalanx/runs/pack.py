@@ -97,11 +97,11 @@ def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensor
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
-        raise ValueError(f"{tree['name']!r:.80} is no row of bytes")
+        raise ValueError(f"{tree['name']!r:.80} is not a row of bytes")
     if kind == "bytes":
         return tensor.numpy().tobytes()
     if kind not in ("array", "scalar"):
-        raise ValueError(f"{kind!r:.80} is no kind of value")
+        raise ValueError(f"{kind!r:.80} is not a kind of value")
     return _unpack_array(tree, kind, tensor)
 
 

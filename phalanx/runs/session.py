@@ -266,7 +266,9 @@ class Session:
 
     def _tell_other_origin(self, now: dict[str, Any]) -> None:
         if changed := changes(load_origin(self.directory / "config.json"), now):
-            self.event(f"resumed with others than before: {', '.join(changed)}; results may differ in their last bits")
+            self.event(
+                f"versions or machine differ from before: {', '.join(changed)}; results may differ in their last bits"
+            )
 
     def _restore(self, source: Source, loaded: Loaded) -> None:
         """Go on from a checkpoint, or from an older one if it proves to be none of this run."""

@@ -91,7 +91,7 @@ def choose_compute(run: RunConfig, instead: str = "--run.device cpu") -> Compute
     except RuntimeError:
         known = False
     if not known:
-        raise UserError(f"run.device '{name}' is no device phalanx knows; use cpu, cuda or cuda:0")
+        raise UserError(f"run.device '{name}' is not a device that phalanx knows; use cpu, cuda or cuda:0")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"run.device asks for a GPU, but torch sees none; use {instead}")
     # Beside a GPU the other cores belong to the simulators.

@@ -125,7 +125,7 @@ def test_another_number_of_environments_begins_after_reset_only(runs):
 
 @pytest.mark.parametrize("shape", [(3,), (2, 5), (1, 2, 4), ()])
 def test_observations_of_another_shape_are_refused(runs, shape):
-    with pytest.raises(UserError, match=r"this agent takes no observation of shape .*; one has the shape \(4,\)"):
+    with pytest.raises(UserError, match=r"this agent cannot take observations of shape .*; one has the shape \(4,\)"):
         phalanx.load(runs["vector"]).act(np.zeros(shape))
 
 
@@ -207,7 +207,7 @@ def test_screens_of_an_emulator_become_the_frames_of_training(runs):
             agent._reader.write(np.stack([seen, seen]), 1, made)
             assert np.array_equal(made, frame)
     assert agent.act(env._ale.getScreenRGB()) in range(env.spec.actions)
-    with pytest.raises(UserError, match=r"this agent takes no observation of shape .*; known are screens in colo"):
+    with pytest.raises(UserError, match=r"this agent cannot take observations of shape .*; known are screens in colo"):
         agent.act(np.zeros((4, 84, 84), np.uint8))
     with pytest.raises(UserError, match="colours that the emulator does not show"):
         agent.act(np.full((210, 160, 3), 77, np.uint8) + np.arange(3, dtype=np.uint8))

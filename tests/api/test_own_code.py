@@ -272,11 +272,11 @@ def test_a_variant_of_our_configuration_keeps_the_preset_values_and_its_own_defa
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"env": lambda: "nothing"}, "gave str, which is no Gymnasium environment"),
+        ({"env": lambda: "nothing"}, "gave str, which is not a Gymnasium environment"),
         ({"env": lambda: 1 / 0}, "env.id given:<lambda> cannot make the environment: ZeroDivisionError"),
         ({"env": lambda length: None, "overrides": {"env.kwargs": {"size": 3}}}, "cannot make the environment: TypeEr"),
         ({"env": gymnasium.make("CartPole-v1")}, "give a name or a function that makes an environment, such as lambda"),
-        ({"env": f"{ENVS}:no_environment"}, "no_environment gave str, which is no Gymnasium environment"),
+        ({"env": f"{ENVS}:no_environment"}, "no_environment gave str, which is not a Gymnasium environment"),
         ({"env": f"{FILE}:Plain"}, "is neither a class of Gymnasium environments nor a plain function that makes one"),
         ({"env": f"{ENVS}:Lime"}, "unknown name in .*own_environments.py 'Lime'; did you mean Line"),
         ({"env": "os:system", "overrides": {"env.kwargs": {"command": "touch harm"}}}, "is neither a class of Gymn"),
@@ -287,7 +287,7 @@ def test_a_variant_of_our_configuration_keeps_the_preset_values_and_its_own_defa
             {"model": own.flat},
             r"flat does not fit: it must give features \[N, F\] .* but gave \(8,\) of inputs \(2, 4\)",
         ),
-        ({"model": lambda spec: 3}, "lambda does not fit: it gave int, which is no torch.nn.Module"),
+        ({"model": lambda spec: 3}, "lambda does not fit: it gave int, which is not a torch.nn.Module"),
         ({"algorithm": envs.Line}, "must be a class with the methods batches and loss"),
     ],
 )

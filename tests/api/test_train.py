@@ -268,9 +268,9 @@ def test_a_bad_override_gives_the_sentence_of_the_command_line(capsys, name, val
         ({"overrides": {"run.steps": 1.5}}, r"^run.steps must be of type int, not 1.5$"),
         ({"overrides": {"run.steps": np.arange(3)}}, r"^run.steps is an array of 3 numbers; give one number"),
         ({"overrides": {"env.kwargs": {"a": object()}}}, r"env.kwargs holds what JSON cannot"),
-        ({"env": 7}, r"env= is int; give a name or a function that makes an environment"),
+        ({"env": 7}, r"env= is an int; give a name or a function that makes an environment"),
         ({"env": "CartPoll-v1"}, r"unknown Gymnasium environment 'CartPoll-v1'; did you mean"),
-        ({"model": 7}, r"model= is int; give a name or"),
+        ({"model": 7}, r"model= is an int; give a name or"),
         ({"algorithm": "A2C"}, r"algorithm 'A2C' names no class"),
         ({"algorithm": dict}, r"algorithm builtins:dict must be a class with the methods batches and loss"),
     ],
@@ -289,15 +289,17 @@ def test_numbers_of_numpy_and_flags_with_dashes_will_do():
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path):
-    for command in (phalanx.load, phalanx.resume):
-        with pytest.raises(phalanx.UserError, match=r"is no run directory: it has no config.json"):
+    for command in (phalanx.load, phalanx.resume, phalanx.Run):
+        with pytest.raises(phalanx.UserError, match=r"is not a run directory: it has no config.json"):
             command(tmp_path)
 
 
 def test_records_of_a_run_that_goes_on_may_end_in_half_a_line(tmp_path):
+    (tmp_path / "config.json").touch()
+    assert phalanx.Run(tmp_path).score is None  # it did not come to a first record
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"steps": 1, "score": 2.0}) + '\n{"steps"')
     assert phalanx.Run(tmp_path).records == [{"steps": 1, "score": 2.0}]
-    assert phalanx.Run(tmp_path / "none").score is None
+    assert phalanx.Run(str(tmp_path)).directory == tmp_path
 
 
 def test_importing_phalanx_imports_nothing():

@@ -132,7 +132,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
         (["train", "a2c-gym", "--env.id", "MiniWorld-Maze-v0"], "MiniWorld-Maze-v0 needs miniworld; pip install"),
         (["train", "ppo-catch", "--algorithm.minibatches", "7"], "does not divide into 7 minibatches"),
         (["train", "a2c-catch", "--sampler.groups", "3"], "8 environments do not divide into 3 groups"),
-        (["train", "a2c-catch", "--run.device", "gpu"], "is no device"),
+        (["train", "a2c-catch", "--run.device", "gpu"], "is not a device"),
         (["train", "a2c-catch", "--run.seed", "-1"], "run.seed is -1"),
         (["train", "a2c-gym", "--model.torso", "nature"], "nature"),
         (
@@ -145,7 +145,7 @@ def test_the_topology_is_swapped_by_its_name(capsys):
             ["train", "dqn-catch", "--algorithm.replay-size", "600", "--env.stack", "100"],
             "algorithm.replay_size 600 leaves too little history",
         ),
-        (["train", "a2c-catch", "--run.device", "mps"], "is no device phalanx knows; use cpu"),
+        (["train", "a2c-catch", "--run.device", "mps"], "is not a device that phalanx knows; use cpu"),
         (["train", "a2c-catch", "--run.seed", "99999999999999999999999"], "run.seed is"),
         (["train", "a2c-gym", "--env.id", "a:b:c"], "there is no module a:b"),
         (["bench", "sampling", "--game", "foo", "--run.precision", "float32"], "unknown game 'foo'"),
@@ -240,7 +240,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, kilobytes, words):
 @pytest.mark.parametrize("verb", [["resume"], ["eval"], ["play", "--video", "x.gif"]])
 def test_a_missing_run_directory_is_named(complaint, tmp_path, verb):
     words = complaint(verb[0], str(tmp_path / "nowhere"), *verb[1:])
-    assert f"{tmp_path}/nowhere is no run directory" in words
+    assert f"{tmp_path}/nowhere is not a run directory" in words
 
 
 def test_a_run_without_a_checkpoint_is_named(complaint, runs, tmp_path):

@@ -116,7 +116,7 @@ class TestManifest:
         files = json.loads((newer / "manifest.json").read_text())["files"]
         seal(newer, files={**files, name: entry(outside / "precious")})
         assert saved.load().steps == 1
-        assert len(reports) == 1 and "no file in its own directory" in reports[0]
+        assert len(reports) == 1 and "not a file in its own directory" in reports[0]
 
     @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "replay-frames.bin"])
     @pytest.mark.parametrize("make", STRANGE)

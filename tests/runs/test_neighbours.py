@@ -92,7 +92,7 @@ def test_one_thread_has_nobody_to_wait_for() -> None:
     told = Told(threads=1)
     told.looks(2, **CROWDED)
     assert told.switched == [] and told.sentences[0].endswith(
-        "30% of its time; end them, or give the run cores of its own, as with taskset"
+        "30% of its time; end them, or give the run cores of its own, e.g. with taskset"
     )
 
 
