@@ -58,8 +58,8 @@ def is_found_again(thing: Any) -> bool:
     return is_importable(module) and found_under(module, name) is thing
 
 
-def by_value(thing: Any, name: str, module: str) -> Given:
-    """A callable with what it refers to of its module."""
+def by_value(thing: object, name: str, module: str) -> Given:
+    """Any object, with what it refers to of a module."""
     import cloudpickle
 
     try:

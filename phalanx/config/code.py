@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,13 @@ def _a(kind: str) -> str:
 
 
 def known_everywhere(id: str) -> str:
-    """The text for an id of Gymnasium: by value where a script or a notebook registered a class of its own with it, of
-    which worker processes know nothing."""
+    """The text for an id of Gymnasium: what is registered with it, by value, where that is a class of a script or a
+    notebook, of which worker processes know nothing."""
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
     made_by = getattr(registry.get(id), "entry_point", None)
     if not callable(made_by) or is_found_again(made_by):
         return id
-    from phalanx.envs.gymnasium import made
-
-    return by_value(partial(made, registry[id]), id, getattr(made_by, "__module__", "__main__"))
+    return by_value(registry[id], id, getattr(made_by, "__module__", "__main__"))
 
 
 def code_of(experiment: Experiment) -> dict[str, str]:

@@ -28,6 +28,8 @@ def make_env(config: GymnasiumConfig, registered: Callable[..., Any]) -> Any:
     if make is None:
         name = config.id.rpartition(":")[2]  # its module is imported, which registers it
         env = registered(name, **arguments)
+    elif hasattr(make, "entry_point"):  # what a script has registered
+        env = registered(make, **arguments)
     else:
         env = calling(f"env.id {config.id}", make, **drawing(make, arguments))
     if config.wrap:

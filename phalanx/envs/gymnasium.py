@@ -30,8 +30,9 @@ STEP_RETURNS = "5 values (observation, reward, terminated, truncated, info)"
 FASTEST_FPS = 1_000  # no environment is meant to be watched at more
 
 
-def make(name: str, **arguments: Any) -> Any:
-    """A new environment that is registered with Gymnasium, able to render where it knows how to."""
+def make(name: Any, **arguments: Any) -> Any:
+    """A new environment that is registered with Gymnasium, or that a specification of one describes; able to render
+    where it knows how to."""
     try:
         import gymnasium
     except ImportError:
@@ -41,11 +42,11 @@ def make(name: str, **arguments: Any) -> Any:
     errors = gymnasium.error
     try:
         try:
-            return made(name, **arguments)
+            return _made(name, arguments)
         except errors.UnregisteredEnv:
             if not register(name):
                 raise
-            return made(name, **arguments)
+            return _made(name, arguments)
     except errors.UnregisteredEnv:
         raise unregistered(name, gymnasium.registry) from None
     except errors.DeprecatedEnv as error:
@@ -53,11 +54,12 @@ def make(name: str, **arguments: Any) -> Any:
     except (Exception, *LEAVING) as error:  # a constructor is somebody else's code
         if may_be_ctrl_c(error):
             raise
-        raise UserError(f"the Gymnasium environment '{name}' cannot be made: {in_words(error)}") from error
+        raise UserError(
+            f"the Gymnasium environment '{getattr(name, 'id', name)}' cannot be made: {in_words(error)}"
+        ) from error
 
 
-def made(name: Any, **arguments: Any) -> Any:
-    """What Gymnasium makes of an id, or of the specification that is registered with one."""
+def _made(name: Any, arguments: dict[str, Any]) -> Any:
     import gymnasium
 
     env = gymnasium.make(name, disable_env_checker=True, **arguments)
