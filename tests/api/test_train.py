@@ -78,6 +78,38 @@ def test_a_notebook_trains_on_an_environment_of_its_cells(capsys):
     assert capsys.readouterr().out.splitlines()[-1] == TOLD
 
 
+BLOCK = """
+run = phalanx.train("ppo-gym", env="CartPole-v1", overrides={"run.steps": 500}, on_record=lambda record: ...)
+run.directory, run.score, run.records
+agent = phalanx.load(run.directory, best=True)
+action = agent.act(observation)
+actions = agent.act(observations)
+scores = agent.evaluate(games=2)
+"""
+BEFORE = """
+import gymnasium, phalanx
+environments = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+observations, _ = environments.reset(seed=0)
+observation = observations[0]
+"""
+AFTER = """
+assert run.end == "500 steps done" and run.records[-1]["steps"] >= 500
+assert action in (0, 1) and actions.shape == (3,) and len(scores) == 2 and run.score > 0
+"""
+
+
+@pytest.mark.parametrize("where", ["script", "exec", "pytest"])
+def test_the_whole_interface_as_people_write_it(tmp_path, where):
+    if where == "exec":  # as in a notebook
+        exec(BEFORE + BLOCK + AFTER, {"__name__": "__main__"})
+        return
+    inner = "".join(f"    {line}\n" for line in (BEFORE + BLOCK + AFTER).splitlines())
+    (tmp_path / "test_it.py").write_text(f"def test_it():\n{inner}" if where == "pytest" else BEFORE + BLOCK + AFTER)
+    command = [sys.executable, *(("-m", "pytest") if where == "pytest" else ()), "test_it.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_run_says_what_came_of_it(capsys):
     seen = []
     run = phalanx.train("ppo-gym", env="CartPole-v1", overrides=small(), on_record=seen.append)
