@@ -237,7 +237,6 @@ class Member:
                     number,
                     self.share.rank,
                     self.share.count,
-                    self.store.parameters.flat.device,
                     self.timeout,
                     self.nccl,
                 )

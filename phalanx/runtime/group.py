@@ -8,8 +8,11 @@ group is formed anew under the next number, with the same members or with succes
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +24,7 @@ from phalanx.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 FORMING_TIMEOUT = 20.0  # seconds for which members wait for each other when a group is formed
+LOOK = 1.0  # seconds of waiting after which a member looks whether the others are alive
 
 
 class PeerLost(Exception):  # noqa: N818
@@ -28,7 +32,12 @@ class PeerLost(Exception):  # noqa: N818
 
 
 class Group:
-    """The members' exchange. `store` is where they find each other; `address` is this member's own, for the others."""
+    """The members' exchange. `store` is where they find each other; `address` is this member's own, for the others.
+
+    They wait `forming` seconds for each other at first, and `timeout` seconds in every exchange. A member that vanished
+    without closing its connections is not noticed by the system: `watch` is called every second of a wait, and raises a
+    `PeerLost` to give it up.
+    """
 
     def __init__(
         self,
@@ -36,37 +45,52 @@ class Group:
         number: int,
         rank: int,
         size: int,
-        device: torch.device,
         timeout: float,
         nccl: bool = False,
         address: str = LOOPBACK,
+        forming: float | None = None,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
         dist = torch_distributed()
         if not dist.is_available():
             raise UserError("this build of torch has no torch.distributed; use --topology.replicas 1")
         self.rank = rank
         self.size = size
-        self.device = device
+        self.timeout = timeout
+        self.watch = watch
         self._dist = dist
         self._on_host: dict[tuple[int, torch.dtype], Tensor] = {}  # page-locked copies of tensors of a GPU, by size
         self._numbers: Any = None  # exchanges tensors of the host
         self._tensors: Any = None  # exchanges those of GPUs, where NCCL does
+        self._sockets: dict[int, str] = {}  # the connections to the others: descriptor -> what the system calls it
+        self._in_flight: Any = None  # the exchange that is waited for
+        forming_timeout = timedelta(seconds=FORMING_TIMEOUT if forming is None else forming)
+        before = open_sockets()
         try:
             with losses():
                 options = dist.ProcessGroupGloo._Options()
                 options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-                options._timeout = timedelta(seconds=FORMING_TIMEOUT)
+                options._timeout = forming_timeout
                 place = dist.PrefixStore(f"group-{number}", store)
                 self._numbers = dist.ProcessGroupGloo(place, rank, size, options)
-                self._numbers.barrier().wait(timedelta(seconds=FORMING_TIMEOUT))
-                if nccl:
-                    place = dist.PrefixStore(f"nccl-{number}", store)
-                    self._tensors = dist.ProcessGroupNCCL(place, rank, size, dist.ProcessGroupNCCL.Options())
+                self._numbers.barrier().wait(forming_timeout)
+                self._sockets = {number: name for number, name in open_sockets().items() if before.get(number) != name}
+                # What forming may take would limit every exchange; how long those may take is for `_finish` to say.
+                self._numbers._set_default_timeout(timedelta(seconds=timeout + 2 * LOOK))
+                self.capturable = False  # may a CUDA graph hold an exchange?
+                self._nccl_place = dist.PrefixStore(f"nccl-{number}", store)
+            if nccl:
+                self.use_nccl()
         except PeerLost:
             self.close()
             raise
-        self.timeout = timedelta(seconds=timeout)
-        self.capturable = nccl  # may a CUDA graph hold an exchange?
+
+    def use_nccl(self) -> None:
+        """From now on tensors of GPUs are exchanged by NCCL; every member must call it."""
+        nccl = self._dist.ProcessGroupNCCL
+        with losses():
+            self._tensors = nccl(self._nccl_place, self.rank, self.size, nccl.Options())
+        self.capturable = True
 
     def average(self, tensor: Tensor) -> None:
         """The mean over all members, in place; the same bits in each of them."""
@@ -84,7 +108,7 @@ class Group:
         own = torch.from_numpy(np.ascontiguousarray(row))
         rows = [torch.empty_like(own) for _ in range(self.size)]
         with losses():
-            self._numbers.allgather([rows], [own]).wait(self.timeout)
+            self._finish(self._numbers.allgather([rows], [own]))
         return torch.stack(rows).numpy()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
@@ -93,7 +117,7 @@ class Group:
         options.rootRank = source
         host = tensor.cpu()
         with losses():
-            self._numbers.broadcast([host], options).wait(self.timeout)
+            self._finish(self._numbers.broadcast([host], options))
         tensor.copy_(host)
 
     def objects(self, own: Any) -> list[Any]:
@@ -114,14 +138,40 @@ class Group:
 
     def close(self) -> None:
         """Leave; those who wait for this member get a `PeerLost`."""
-        self._numbers = self._tensors = None
+        if self._in_flight is not None and not self._in_flight.is_completed():
+            self._disconnect()  # torch would wait for the end of an exchange that was given up
+        self._in_flight = self._numbers = self._tensors = None
+
+    def _disconnect(self) -> None:
+        for descriptor, name in open_sockets().items():
+            if self._sockets.get(descriptor) == name:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.getpeername()  # the one that gloo listens at has no peer, and must stay as it is
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _sum(self, through: Any, tensor: Tensor) -> None:
         work = through.allreduce([tensor])
         if tensor.is_cuda:
             work.wait()  # the stream does, not the host
         else:
-            work.wait(self.timeout)
+            self._finish(work)
+
+    def _finish(self, work: Any) -> None:
+        """Wait for an exchange on the host, for as long as everybody is alive."""
+        deadline = time.monotonic() + self.timeout
+        self._in_flight = work
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK))
+                break
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises what it failed of; it may as well have ended since
+                    break
+                if time.monotonic() > deadline:
+                    raise
+            self.watch()
+        self._in_flight = None
 
     def _host_copy(self, tensor: Tensor) -> Tensor:
         key = (tensor.numel(), tensor.dtype)
@@ -137,6 +187,17 @@ def losses() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerLost(" ".join(str(error).split())[:300]) from None
+
+
+def open_sockets() -> dict[int, str]:
+    """This process's sockets: descriptor -> the system's name, which no other socket gets."""
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed since
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            if name.startswith("socket:"):
+                found[int(descriptor)] = name
+    return found
 
 
 def torch_distributed() -> Any:

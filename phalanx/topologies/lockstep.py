@@ -116,8 +116,17 @@ def shares_of(experiment: Experiment, compute: Compute) -> list[Share]:
 
 def over_nccl(experiment: Experiment, compute: Compute) -> bool:
     """NCCL joins GPUs of which each belongs to one replica."""
+    return choose_nccl(experiment, own_gpus(compute, settings(experiment).replicas))
+
+
+def own_gpus(compute: Compute, replicas: int) -> bool:
+    """Is there a GPU for each of the replicas on this host?"""
+    return compute.device.type == "cuda" and replicas <= torch.cuda.device_count()
+
+
+def choose_nccl(experiment: Experiment, possible: bool) -> bool:
+    """Do gradients go over NCCL, and not over gloo? `possible` says whether every replica has a GPU to itself."""
     topology = settings(experiment)
-    possible = compute.device.type == "cuda" and topology.replicas <= torch.cuda.device_count()
     if topology.exchange == "nccl" and not possible:
         raise UserError(
             f"--topology.exchange nccl needs a GPU for each of {topology.replicas} replicas; use "

@@ -44,16 +44,18 @@ from phalanx.runtime.affinity import confine_to, core_list
 from phalanx.runtime.child import die_with_parent
 from phalanx.runtime.clocks import LockstepClocks, sum_in_lockstep
 from phalanx.runtime.device import Compute, choose_compute
-from phalanx.runtime.group import Group, PeerLost
+from phalanx.runtime.group import LOOK, Group, PeerLost
 from phalanx.runtime.launch import Launch
 from phalanx.runtime.share import Share, divide_cores
 from phalanx.seams import VectorEnvs
 from phalanx.topologies.asynchronous import make_envs
-from phalanx.topologies.lockstep import make_store, settings
+from phalanx.topologies.lockstep import choose_nccl, make_store, own_gpus, settings
 from phalanx.types import Progress
 
+FORMING_TIMEOUT = 120.0  # seconds for which processes wait for each other at first: hosts differ in speed
 LONGEST_WAIT = 3600.0  # seconds that rank 0 may take between two iterations, for an evaluation or a checkpoint
 HEARTBEAT = 0.25  # seconds between two signs of life
+SILENCE = 10.0  # seconds without one after which a process is dead, though its connections are open
 FAREWELL = 5.0  # seconds that the last of them may take
 ROLL_CALL = 1.2  # seconds without one after which a process is dead; a signal to stop leaves two for everything
 
@@ -74,8 +76,11 @@ def train(launch: Launch, experiment: Experiment, directory: Path | None = None)
     with Job(launch, place) as job:
         try:
             experiment = job.group.object_of(0, experiment)
+            job.choose_exchange(experiment)
             return lead(job, experiment, directory) if launch.rank == 0 else follow(job, experiment)
         except PeerLost:
+            if job.has_ended():  # rank 0 has said why
+                return 0
             raise RunError(f"{job.roll_call()}, before the run began") from None
 
 
@@ -100,9 +105,16 @@ class Job:
         device = f"cuda:{launch.local_rank % gpus}" if gpus > 1 else None
         self.share = Share(launch.rank, launch.size, cores, device)
         self.meeting = launch.meeting_point()
-        self.nccl = gpus >= launch.local_size
+        self.nccl = False
         self.alive = set(range(launch.size))
+        self.lost = False  # did a process die?
         self.beats = [f"beats-{launch.restarts}-{rank}" for rank in range(launch.size)]
+        self.end_key = f"ended-{launch.restarts}"
+        self.counts = [0] * launch.size  # everybody's signs of life, as the heartbeat's thread last read them
+        self.counts_before = list(self.counts)
+        self.silences = [0.0] * launch.size  # seconds since the count of each was another one
+        self.looked_at = time.monotonic()
+        self.read_counts = threading.Event()  # somebody waits for the others, and wants to know whether they are alive
         self.ends = threading.Event()
         self.heart = threading.Thread(target=self._show_life, name="heartbeat", daemon=True)
 
@@ -114,10 +126,10 @@ class Job:
                 self.launch.restarts,
                 self.launch.rank,
                 self.launch.size,
-                torch.device("cuda" if self.nccl else "cpu"),
                 LONGEST_WAIT,
-                self.nccl,
-                self.launch.address,
+                address=self.launch.address,
+                forming=FORMING_TIMEOUT,
+                watch=self.watch,
             )
         except PeerLost:
             words = f"{self.roll_call()}, before the run began"
@@ -131,17 +143,63 @@ class Job:
     def __exit__(self, *exception: object) -> None:
         """The interpreter aborts if it ends while a thread of torch still needs it: the heartbeat within torch's store,
         or one of gloo that lets go of the tensors it has sent."""
+        if self.launch.rank == 0 and not self.lost:
+            self.end()
         self._stop_heart()
         self.group.close()
 
+    def choose_exchange(self, experiment: Experiment) -> None:
+        """NCCL or gloo, as rank 0 decides when it knows whether every process has a GPU to itself."""
+        own = own_gpus(choose_compute(experiment.run), self.launch.local_size)
+        everybody = bool(self.group.gather(np.array([int(own)])).all())
+        self.nccl = self.group.object_of(0, self.launch.rank == 0 and choose_nccl(experiment, everybody))
+        if self.nccl:
+            self.group.use_nccl()
+
+    def end(self) -> None:
+        """Rank 0 leaves the others, wherever they are: what they lose then has not died."""
+        with contextlib.suppress(RuntimeError):  # the meeting point is gone
+            self.meeting.set(self.end_key, "")
+        self.group.close()
+
+    def has_ended(self) -> bool:
+        """Has rank 0 left without having lost anybody?"""
+        with contextlib.suppress(RuntimeError):
+            return not self.lost and bool(self.meeting.check([self.end_key]))
+        return False
+
+    def watch(self) -> None:
+        """Called every second while this process waits for others: raises a `PeerLost` when one of them gives no sign
+        of life, as on a host that was switched off."""
+        now = time.monotonic()
+        passed, self.looked_at = (
+            min(now - self.looked_at, 2 * LOOK),
+            now,
+        )  # a job that was stopped, and continues, lives
+        counts = list(self.counts)
+        for rank, (count, before) in enumerate(zip(counts, self.counts_before, strict=True)):
+            self.silences[rank] = 0.0 if count != before else self.silences[rank] + passed
+        self.counts_before = counts
+        self.read_counts.set()
+        if max(self.silences) > SILENCE:
+            self.lost = True
+            raise PeerLost(f"no sign of life for {SILENCE:g} s")
+
     def roll_call(self) -> str:
         """Somebody is lost: who, in words."""
-        try:
-            before = [self.meeting.add(name, 0) for name in self.beats]
-            time.sleep(ROLL_CALL)
-            self.alive = {rank for rank, name in enumerate(self.beats) if self.meeting.add(name, 0) > before[rank]}
-        except RuntimeError:  # the meeting point was on the host that is gone
-            return "a process of the job died, and the host where they meet cannot be reached"
+        unreachable = "a process of the job died, and the host where they meet cannot be reached"
+        if self.lost:  # and known from its silence
+            if self.silences[self.launch.rank] > SILENCE:  # its own signs of life do not arrive either
+                return unreachable
+            self.alive = {rank for rank, silence in enumerate(self.silences) if silence <= SILENCE}
+        else:
+            self.lost = True
+            try:
+                before = [self.meeting.add(name, 0) for name in self.beats]
+                time.sleep(ROLL_CALL)
+                self.alive = {rank for rank, name in enumerate(self.beats) if self.meeting.add(name, 0) > before[rank]}
+            except RuntimeError:  # the meeting point was on the host that is gone
+                return unreachable
         dead = sorted(set(range(self.launch.size)) - self.alive)
         return f"rank {', '.join(map(str, dead))} died" if dead else "the processes of the job lost each other"
 
@@ -153,6 +211,9 @@ class Job:
         with contextlib.suppress(RuntimeError):  # nobody is left to see it
             while not self.ends.wait(HEARTBEAT):
                 self.meeting.add(self.beats[self.launch.rank], 1)
+                if self.read_counts.is_set():
+                    self.read_counts.clear()
+                    self.counts = [self.meeting.add(name, 0) for name in self.beats]
 
     def make_replica(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, event: Any) -> Replica:
         clocks = LockstepClocks(np.zeros((self.launch.size, 4), np.int64), self.launch.rank, self.group.gather)
@@ -199,7 +260,7 @@ class Leader:
         self.job = job
         self.group = job.group
         self.replica = replica
-        self.together = True  # is nobody lost?
+        self.together = True  # is nobody lost, and nobody within what was given up?
 
     def iterate(self) -> Report:
         """One iteration of all replicas."""
@@ -251,7 +312,8 @@ class Leader:
 
     @contextlib.contextmanager
     def _naming_the_dead(self) -> Iterator[None]:
-        """Around whatever all do together: who died meanwhile, as the error that ends the run."""
+        """Around whatever all do together: who died meanwhile, as the error that ends the run. After any other error,
+        or an interruption, the others are somewhere within what was begun: they cannot be asked again."""
         try:
             yield
         except PeerLost:
@@ -259,6 +321,10 @@ class Leader:
             raise RunError(
                 f"{self.job.roll_call()}; the others end, too: resume the run, or let torchrun restart it"
             ) from None
+        except BaseException:
+            self.together = False
+            self.job.end()
+            raise
 
 
 def follow(job: Job, experiment: Experiment) -> int:
@@ -278,6 +344,8 @@ def follow(job: Job, experiment: Experiment) -> int:
                 commands[command[0]](*command[1:])
             return 0
         except PeerLost:
+            if job.has_ended():
+                return 0
             words = job.roll_call()
             if 0 not in job.alive and job.launch.rank == min(job.alive):
                 words += f"; {save_for_rank_0(job, experiment, replica)}"
@@ -298,8 +366,13 @@ def save_for_rank_0(job: Job, experiment: Experiment, replica: Replica) -> str:
     """The checkpoint that rank 0 cannot write any more, where this process reaches the run's directory; in words."""
     snapshot = Snapshot(replica.weights(), replica.progress, replica.store.state(), [EMPTY] * job.launch.size)
     memory = {"scores": ScoreWindow(100).state(), "time_s": 0.0}
+    checkpoints = run_checkpoints(experiment, job.directory, tell)
+    with contextlib.suppress(UserError):  # there is none yet
+        newest = checkpoints.load()
+        if newest.steps >= snapshot.clocks.steps:
+            return f"the checkpoint is {newest.path}"
+        memory = {name: newest.state[name] for name in memory}  # only rank 0 knew more
     try:
-        checkpoints = run_checkpoints(experiment, job.directory, tell)
         path = checkpoints.write(snapshot.weights, {**as_state(snapshot), **memory}, snapshot.clocks.steps, None)
     except (RunError, UserError) as error:
         return f"the run's last checkpoint could not be written ({error})"

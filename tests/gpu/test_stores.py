@@ -24,7 +24,7 @@ def all_reduce(nccl):
     def make(experiment, parameters):
         clip = make_clip(experiment.optimizer, parameters.slices.values())
         store = AllReduceStore(parameters, make_rule(experiment.optimizer), clip, 1, capturable=nccl)
-        store.join(Group(meeting_point(), 0, 0, 1, parameters.flat.device, 60.0, nccl), source=0)
+        store.join(Group(meeting_point(), 0, 0, 1, 60.0, nccl), source=0)
         return store
 
     return make

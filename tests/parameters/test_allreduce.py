@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +38,7 @@ def together(size: int, member: Callable[[AllReduceStore, Group], Any]) -> list[
 
     def run(rank: int) -> None:
         try:
-            group = Group(meeting_point(store.port), 0, rank, size, torch.device("cpu"), timeout=20.0)
+            group = Group(meeting_point(store.port), 0, rank, size, timeout=20.0)
             own = all_parameters[rank]
             learner = AllReduceStore(own, make_rule(CONFIG), make_clip(CONFIG, own.slices.values()), size, False)
             learner.join(group, source=0)
@@ -95,7 +100,7 @@ def test_what_is_not_finite_in_one_is_refused_by_all(bad):
     assert together(3, member) == [(True, True)] * 3
 
 
-def test_statistics_are_means_over_all(monkeypatch):
+def test_statistics_are_means_over_all():
     def member(store: AllReduceStore, group: Group) -> float:
         return float(store.peers.mean(torch.tensor(float(group.rank))))
 
@@ -134,4 +139,49 @@ def test_objects_reach_everybody():
 def test_a_group_whose_members_do_not_come_is_given_up(monkeypatch):
     monkeypatch.setattr("phalanx.runtime.group.FORMING_TIMEOUT", 1.0)
     with pytest.raises(PeerLost):
-        Group(meeting_point(), 0, 0, 2, torch.device("cpu"), timeout=20.0)
+        Group(meeting_point(), 0, 0, 2, timeout=20.0)
+
+
+def test_an_exchange_may_take_longer_than_forming_the_group(monkeypatch):
+    """Rank 0 evaluates, say."""
+    monkeypatch.setattr("phalanx.runtime.group.FORMING_TIMEOUT", 1.0)
+
+    def member(store: AllReduceStore, group: Group) -> float:
+        time.sleep(1.5 * group.rank)
+        return float(store.peers.mean(torch.tensor(float(group.rank))))
+
+    assert together(2, member) == [0.5] * 2
+
+
+def stop_in_a_group(port: int) -> None:
+    group = Group(meeting_point(port), 0, 1, 2, timeout=9.0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    group.close()
+
+
+@pytest.mark.parametrize("noticed_by", ["watch", "timeout"])
+def test_a_member_that_vanished_is_not_waited_for(monkeypatch, noticed_by):
+    """Nothing closes its connections, as of a host that was switched off. Nor is the exchange waited for that it will
+    never answer, when the group is closed."""
+    monkeypatch.setattr("phalanx.runtime.group.LOOK", 0.1)
+
+    def watch() -> None:
+        if noticed_by == "watch":
+            raise PeerLost("no sign of life")
+
+    store = meeting_point()
+    other = multiprocessing.get_context("fork").Process(target=stop_in_a_group, args=(store.port,), daemon=True)
+    other.start()
+    try:
+        group = Group(store, 0, 0, 2, timeout=1000.0 if noticed_by == "watch" else 0.3, watch=watch)
+        while Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        with pytest.raises(PeerLost):
+            group.average(torch.ones(3))
+        closing = threading.Thread(target=group.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    finally:
+        other.kill()
+        other.join(10)

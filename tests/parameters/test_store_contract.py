@@ -59,7 +59,7 @@ def make_chunked(chunks: int) -> MakeStore:
 
 @functools.cache
 def group_of_one() -> Group:
-    return Group(meeting_point(), 0, 0, 1, torch.device("cpu"), timeout=60.0)
+    return Group(meeting_point(), 0, 0, 1, timeout=60.0)
 
 
 def make_allreduce(parameters: FlatParameters, config: OptimizerConfig) -> ParameterStore:
