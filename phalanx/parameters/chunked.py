@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import struct
 import time
 import weakref
 from collections import Counter
@@ -34,8 +35,10 @@ from phalanx.runtime.pages import lock_pages_for
 from phalanx.types import Gradient
 
 ALIGNMENT = 16  # a rule gives the same bits for parts that begin at multiples of it
-LOCK_TIMEOUT = 60.0  # seconds for which a learner waits for a chunk, before it is an error
+LOCK_TIMEOUT = 60.0  # seconds for which a learner waits for a chunk, before it is an error; nobody replaces the holder
+LONGEST_LOOK = 1.0  # seconds that count between two looks: a process that was stopped, and continues, has not waited
 LOOK_AGAIN = 50e-6  # seconds between two looks at locks that others hold
+FLOCK = "hhqqi4x"  # the system's struct flock: type, whence, start, length, process
 MOST_READS = 10_000  # of a chunk, each disturbed by a writer, before it is an error
 
 
@@ -145,6 +148,12 @@ class CentralParameters:
             return False
         return True
 
+    def holder(self, chunk: int) -> int | None:
+        """The process that holds the lock of a chunk; this one's own locks are not seen."""
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, chunk, 1, 0)
+        kind, _, _, _, process = struct.unpack(FLOCK, fcntl.fcntl(self.layout.locks, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else int(process)
+
     def unlock(self, chunk: int) -> None:
         fcntl.lockf(self.layout.locks, fcntl.LOCK_UN, 1, chunk)
 
@@ -171,7 +180,9 @@ class ChunkLockedStore:
         clip: Clip,
         local_steps: int = 1,
         own_rule: State | None = None,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
+        self.lock_timeout = lock_timeout
         self.central = central
         self.parameters = parameters
         self.rule = rule
@@ -248,13 +259,16 @@ class ChunkLockedStore:
         self.seconds["blocked"] += blocked
         self.seconds["updating"] += time.perf_counter() - started - blocked
 
-    def _lock_one(self, chunks: list[int], since: float) -> int:
+    def _lock_one(self, chunks: list[int], before: float) -> int:
+        waited = 0.0
         while True:
             for chunk in chunks:
                 if self.central.lock(chunk):
                     return chunk
-            if time.perf_counter() - since > LOCK_TIMEOUT:
-                raise RunError(f"no chunk of the central parameters came free within {LOCK_TIMEOUT:g} s")
+            now = time.perf_counter()
+            waited, before = waited + min(now - before, LONGEST_LOOK), now
+            if waited > self.lock_timeout:
+                raise RunError(f"no chunk of the central parameters came free within {self.lock_timeout:g} s")
             time.sleep(LOOK_AGAIN)
 
     def _values(self, chunk: int) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.config import Experiment
 from phalanx.parameters.chunked import CentralLayout, CentralParameters
 from phalanx.parameters.flat import FlatParameters
-from phalanx.parameters.rules import State
+from phalanx.parameters.rules import State, make_rule
 from phalanx.replica.report import Snapshot
 from phalanx.replica.team import EMPTY, Team
 from phalanx.runtime.share import Share
@@ -23,7 +23,7 @@ class Central:
     """What a replica is told of the central parameters."""
 
     layout: CentralLayout
-    own_rule: State | None  # what a learner alone knows of the rule, to begin with
+    own_rule: State  # what a learner alone knows of the rule, to begin with
 
 
 class CentralTeam(Team):
@@ -49,7 +49,9 @@ class CentralTeam(Team):
             descriptors=[layout.descriptor, layout.locks],
         )
         self.central = central
-        self.own_rule: State | None = None  # newest that is known of any learner
+        initial = make_rule(experiment.optimizer).init(0)
+        self.own_rule = {name: value for name, value in initial.items() if name not in layout.vectors}
+        """What no chunk holds of the rule's state, Adam's count of steps: the newest that is known of any learner."""
 
     def __enter__(self) -> CentralTeam:
         return self
@@ -68,8 +70,8 @@ class CentralTeam(Team):
         replicas = [EMPTY for _ in self.shares]
         if with_envs:
             replicas = [self._state_of(rank) or EMPTY for rank in range(len(self.shares))]
-        version = self._refresh_model()
-        store = {"version": version, "rule": {**self.central.vectors()[1], **(self.own_rule or {})}}
+        version, vectors = self._refresh_model()
+        store = {"version": version, "rule": {**vectors, **self.own_rule}}
         return Snapshot(self.model.named_tensors(), self.progress, store, replicas)
 
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
@@ -77,19 +79,26 @@ class CentralTeam(Team):
         self.clocks.restore(snapshot.clocks)
         saved = snapshot.store["rule"]
         vectors = {name: saved[name] for name in self.central.layout.vectors}
-        self.own_rule = {name: value for name, value in saved.items() if name not in vectors}
+        self.own_rule.update({name: value for name, value in saved.items() if name not in vectors})
         self.central.begin(self.model.flat, vectors, snapshot.store["version"])
         self._restore_states(snapshot)
 
     def _shared(self) -> Central:
         return Central(self.central.layout, self.own_rule)
 
-    def _refresh_model(self) -> int:
-        """Bring the model of this process to the central parameters; their version."""
+    def _refresh_model(self) -> tuple[int, State]:
+        """Bring the model of this process to the central parameters; their version, and the rule's vectors of the same
+        moment."""
         version = self.central.version
-        self.model.flat.copy_(self.central.vectors()[0])
+        flat, vectors = self.central.vectors()
+        self.model.flat.copy_(flat)
         self.model.refresh()
-        return version
+        return version, vectors
+
+    def _guilty(self, hung: list[int]) -> list[int]:
+        """Those that hold the lock of a chunk, if any do: the others may be waiting for it."""
+        holders = {self.central.holder(chunk) for chunk in range(self.central.layout.chunks)} - {None}
+        return [rank for rank in hung if self.children[rank].pid in holders] or hung
 
     def _state_of(self, rank: int) -> dict[str, Any] | None:
         """A replica's state, or none if it dies meanwhile; others' reports are kept."""

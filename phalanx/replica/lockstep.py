@@ -153,7 +153,7 @@ class LockstepTeam(Team):
 
     def _replace_hung(self) -> None:
         for rank in self.waiting:  # it is others that they wait for
-            self.heard[rank] = time.monotonic()
+            self.heard[rank] = self._now()
         super()._replace_hung()
 
     def _ask_all(self, with_envs: bool) -> dict[int, State]:

@@ -37,6 +37,7 @@ from phalanx.sampling.output import WorkerOutput
 from phalanx.types import Progress
 
 STOP_SECONDS = 5.0  # that replicas may take to end what they are at
+LONGEST_LOOK = 1.0  # seconds that count between two looks at replicas, however long it was
 Answer = tuple[str, Any]
 """What a replica sends: ("report", Report), ("event", sentence), ("failed", sentence), ("done", None) once the budget
 is used up and everything reported, or what its kind of team adds."""
@@ -85,6 +86,7 @@ class Team(ABC):
         self.done: set[int] = set()  # replicas that have used up the budget and told all
         self.failed = False  # has a replica met what ends the run?
         self.steps_at_birth = [0] * len(shares)
+        self.awake, self.looked_at = 0.0, time.monotonic()
         self.heard = [0.0] * len(shares)  # when a replica was last known to be alive
         self.steps_heard = [0] * len(shares)
         self.states: list[dict[str, Any] | None] = [None] * len(shares)  # to begin with
@@ -171,7 +173,7 @@ class Team(ABC):
         assert child.control is not None
         self.poll.register(child.control, select.POLLIN)
         self.steps_at_birth[rank] = self._steps(rank)
-        self.heard[rank] = time.monotonic()
+        self.heard[rank] = self._now()
         return child
 
     def _steps(self, rank: int) -> int:
@@ -186,7 +188,7 @@ class Team(ABC):
         """The next message of a replica. Events are passed on; one that failed for a reason ends the run; one that died
         is replaced, and there is no message."""
         message = self.children[rank].hear(lambda: float(self.clocks.rows[rank].sum()))  # who counts on is alive
-        self.heard[rank] = time.monotonic()
+        self.heard[rank] = self._now()
         if message is None or message[0] == "error":
             self._replace(rank)
             return None
@@ -226,21 +228,45 @@ class Team(ABC):
         self._lost(rank)
         self.budget.count(rank, did_something=self._steps(rank) > self.steps_at_birth[rank])
         self.births += 1
-        seed = number(self.experiment.run.seed, Role.SUCCESSOR, self.births)
+        seed = number(self.experiment.run.seed, Role.SUCCESSOR, self.births, self.progress.steps)
         experiment = replace(self.experiment, run=replace(self.experiment.run, seed=seed))
         self.children[rank] = self._start(rank, experiment, None)
 
     def _replace_hung(self) -> None:
         """Those that have neither spoken nor stepped for long."""
-        limit = START_TIMEOUT + self.experiment.sampler.step_timeout
-        now = time.monotonic()
+        limit = longest_silence(self.experiment)
+        now = self._now()
+        hung = []
         for rank in range(len(self.children)):
             steps = self._steps(rank)
             if steps != self.steps_heard[rank]:
                 self.steps_heard[rank], self.heard[rank] = steps, now
             elif now - self.heard[rank] > limit and rank not in self.done:
+                hung.append(rank)
+        guilty = self._guilty(hung)
+        for rank in hung:
+            if rank in guilty:
                 self.event(f"replica {rank} gave no sign of life for {limit:g} s; it is killed")
                 self._replace(rank)
+            else:
+                self.heard[rank] = now
+
+    def _guilty(self, hung: list[int]) -> list[int]:
+        """Which of those that gave no sign of life are to be replaced: others may only wait for them."""
+        return hung
+
+    def _now(self) -> float:
+        """Seconds for which this process was awake: one that is stopped, and continues, must not take its replicas,
+        which were stopped with it, for dead."""
+        now = time.monotonic()
+        self.awake += min(now - self.looked_at, LONGEST_LOOK)
+        self.looked_at = now
+        return self.awake
+
+
+def longest_silence(experiment: Experiment) -> float:
+    """Seconds without a step or a word after which a replica is taken to hang."""
+    return START_TIMEOUT + experiment.sampler.step_timeout
 
 
 EMPTY: dict[str, Any] = {"learner": {}, "experience": {}, "sampling": None, "pending": None}

@@ -112,6 +112,10 @@ class Child:
         code = None if self.process is None else self.process.poll()
         return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
     def wait_for_death(self) -> None:
         """Of a child that is known to be dying."""
         assert self.process is not None

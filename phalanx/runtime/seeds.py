@@ -23,7 +23,7 @@ class Role(IntEnum):
     EVALUATION = 5  # (environment, incarnation): simulators of evaluations
     EVALUATION_ACTIONS = 6
     RESUME = 7  # (steps): the seed of a run that goes on without its environments
-    SUCCESSOR = 8  # (birth): the seed of a replica that takes the place of a dead one
+    SUCCESSOR = 8  # (birth, steps): the seed of a replica that takes the place of a dead one
     TUNER = 9  # candidates
 
 

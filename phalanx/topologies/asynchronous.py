@@ -25,7 +25,7 @@ from phalanx.registry import MakeEnv
 from phalanx.replica.build import make_model, make_replica
 from phalanx.replica.central import CentralTeam
 from phalanx.replica.replica import Replica
-from phalanx.replica.team import Mailbox, ReplicaOrder
+from phalanx.replica.team import Mailbox, ReplicaOrder, longest_silence
 from phalanx.runs.session import Session
 from phalanx.runtime.affinity import confine_to, core_list
 from phalanx.runtime.child import Parent
@@ -120,8 +120,9 @@ def central_store(order: ReplicaOrder) -> Callable[[Experiment, FlatParameters],
     def make(experiment: Experiment, parameters: FlatParameters) -> ChunkLockedStore:
         optimizer, central = experiment.optimizer, CentralParameters(order.shared.layout)
         clip = make_clip(optimizer, parameters.slices.values())
-        local_steps = settings(experiment).local_steps
-        return ChunkLockedStore(central, parameters, make_rule(optimizer), clip, local_steps, order.shared.own_rule)
+        local_steps, own_rule = settings(experiment).local_steps, order.shared.own_rule
+        lock_timeout = 2 * longest_silence(experiment)  # by then the parent has replaced whoever hangs with a lock
+        return ChunkLockedStore(central, parameters, make_rule(optimizer), clip, local_steps, own_rule, lock_timeout)
 
     return make
 

@@ -119,7 +119,7 @@ HOLDER = PUSHER.replace(
 )
 
 
-def test_a_lock_that_is_held_for_ever_is_an_error_and_free_when_its_owner_dies(monkeypatch):
+def test_a_lock_that_is_held_for_ever_is_an_error_and_free_when_its_owner_dies():
     central = central_of(SGD)
     program = HOLDER.replace("    push(", "    import time; time.sleep(60); push(")
     import pickle
@@ -131,13 +131,23 @@ def test_a_lock_that_is_held_for_ever_is_an_error_and_free_when_its_owner_dies(m
     )
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     store = learner(central, SGD)
-    monkeypatch.setattr(chunked, "LOCK_TIMEOUT", 0.2)
+    store.lock_timeout = 0.2
+    assert [central.holder(chunk) for chunk in range(3)] == [holder.pid] * 3
     before = store.parameters.flat.clone()
     with pytest.raises(RunError, match="no chunk of the central parameters came free within"):
         push(store, torch.ones(100))
     assert torch.equal(central.vectors()[0], before)
     holder.kill()
     holder.wait(60)
+    assert central.holder(0) is None
+    assert push(store, torch.ones(100)) == 1
+
+
+def test_a_learner_that_was_stopped_with_the_rest_of_the_run_has_not_waited(monkeypatch):
+    store, now, looks = learner(central_of(SGD), SGD), [0.0], iter([False] * 30 + [True] * 30)
+    monkeypatch.setattr(chunked.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(chunked.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 1000.0 * (now[0] < 5000)))
+    monkeypatch.setattr(CentralParameters, "lock", lambda central, chunk: next(looks))
     assert push(store, torch.ones(100)) == 1
 
 
