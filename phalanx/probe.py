@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
-from phalanx.config import DBA3CConfig, Experiment, GorilaConfig, SynchronousConfig
-from phalanx.errors import require
+from phalanx.config import DBA3CConfig, DQNConfig, Experiment, GorilaConfig, SynchronousConfig
+from phalanx.config.checks import round_up
+from phalanx.config.own import unread_fields
+from phalanx.errors import require, tell
 from phalanx.given import is_code
 from phalanx.registry import MakeEnv, make_network, memory_of, topology
 from phalanx.replay.memory import frames_on_host, gigabytes
@@ -40,12 +42,34 @@ def resolve_precision(experiment: Experiment) -> Experiment:
 
 
 def resolve_replicas(experiment: Experiment) -> Experiment:
-    """Replace 0 replicas: as many as there are GPUs, or 2 on a CPU."""
+    """Replace 0 replicas: as many as there are GPUs, or 2 on a CPU. Nobody chose that number for the environments, nor
+    for a batch from replay: they are rounded up so that each replica has the same part, with as many updates of a
+    rollout."""
     topology = experiment.topology
     if not isinstance(topology, SynchronousConfig) or topology.replicas:
         return experiment
+    experiment = experiment.with_derived_values()  # the horizon that the preset's own environments would have
+    sampler, algorithm = experiment.sampler, experiment.algorithm
     gpus = torch.cuda.device_count() if choose_compute(experiment.run).device.type == "cuda" else 0
-    return dataclasses.replace(experiment, topology=dataclasses.replace(topology, replicas=gpus or 2)).validate()
+    count = gpus or 2
+    environments, rounded = round_up(sampler.environments, count * sampler.groups), []
+    if environments != sampler.environments:
+        rounded.append(f"{environments} environments instead of {sampler.environments}")
+    sampler = dataclasses.replace(sampler, environments=environments)
+    if isinstance(algorithm, DQNConfig) and not {"batch_size", "intensity"} & unread_fields(algorithm):
+        batch = round_up(algorithm.batch_size, count)
+        updates = algorithm.updates_per_rollout(experiment.sampler.rollout_steps)  # stay as many
+        intensity = updates * batch / sampler.rollout_steps
+        if batch != algorithm.batch_size:
+            rounded.append(f"batches of {batch} instead of {algorithm.batch_size}")
+        if round(intensity, 9) != algorithm.intensity:
+            rounded.append(f"intensity {intensity:.4g} instead of {algorithm.intensity:g}")
+            algorithm = dataclasses.replace(algorithm, intensity=intensity)
+        algorithm = dataclasses.replace(algorithm, batch_size=batch)
+    if rounded:
+        tell(f"{', '.join(rounded)}, so that they divide among {count} replicas")
+    topology = dataclasses.replace(topology, replicas=count)
+    return dataclasses.replace(experiment, topology=topology, sampler=sampler, algorithm=algorithm).validate()
 
 
 def sees_images(experiment: Experiment) -> bool:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from phalanx.algorithms.schedules import learning_rate_schedule
-from phalanx.config import AtariConfig, DBA3CConfig, Experiment, GA3CConfig, PPOConfig
+from phalanx.config import (
+    AsynchronousConfig,
+    AtariConfig,
+    DBA3CConfig,
+    Experiment,
+    GA3CConfig,
+    PPOConfig,
+    SynchronousConfig,
+)
 from phalanx.config.flags import parse_experiment
 from phalanx.config.own import own_batches
 from phalanx.config.presets import PRESETS
@@ -11,14 +19,16 @@ from phalanx.config.stored import difference
 from phalanx.envs.frames import compiled
 from phalanx.models.architectures import describe as torso_in_words
 from phalanx.probe import COPIES, check_pieces, parameter_count, resolve_precision, resolve_replicas, rollouts_bytes
-from phalanx.registry import MakeEnv, algorithm_name, memory_of, replicas, topology
+from phalanx.registry import MakeEnv, algorithm_name, in_lockstep, memory_of, replicas, topology
 from phalanx.replay.memory import replay_bytes
 from phalanx.runtime.affinity import cgroup_quota, core_list, free_memory, usable_cores
 from phalanx.runtime.device import Compute, choose_compute
-from phalanx.runtime.share import Share, divide_cores
+from phalanx.runtime.share import Share
 from phalanx.sampling.graph_answers import rows_of_a_launch
 from phalanx.sampling.placement import Placement, place, sends_raw_screens
+from phalanx.topologies.asynchronous import shares_of
 from phalanx.topologies.dba3c_roles import as_node
+from phalanx.topologies.lockstep import over_nccl
 from phalanx.types import EnvSpec
 
 
@@ -34,31 +44,32 @@ def describe(experiment: Experiment) -> str:
     """Every line of the plan."""
     asked, experiment = experiment, resolve_precision(resolve_replicas(experiment))
     spec = MakeEnv(experiment.env, experiment.run.seed)(0).spec
-    cores = divide_cores(core_list(), replicas(experiment))
-    part = Share(0, len(cores)).part(experiment)  # what one replica has
+    shares = shares_of(choose_compute(experiment.run), replicas(experiment))
+    part = Share(0, len(shares)).part(experiment)  # what one replica has
     lines = [
         (
             "preset",
             f"{experiment.preset}: {algorithm_name(experiment)} on {experiment.topology.name}, {experiment.env.name}",
         ),
-        *_machine(part, cores),
-        *_batches(part),
+        *_machine(part, shares),
+        *_batches(part, len(shares)),
         *_memory(part, spec),
         *_changes(asked),
     ]
     return "\n".join(f"{name:<14} {text}" for name, text in lines)
 
 
-def _machine(experiment: Experiment, cores: list[tuple[int, ...]]) -> list[tuple[str, str]]:
+def _machine(experiment: Experiment, shares: list[Share]) -> list[tuple[str, str]]:
+    """`experiment` is that of one replica."""
     compute, quota = choose_compute(experiment.run), cgroup_quota()
-    single = len(cores) == 1
-    placement = place(experiment, compute.device.type, None if single else cores[0])
+    single = len(shares) == 1
+    placement = place(experiment, compute.device.type, None if single else shares[0].cores)
     free = f"{free_memory() / 2**30:.1f} GiB memory free"
     anywhere = single or isinstance(experiment.topology, DBA3CConfig)  # whose workers keep to no cores
     return [
         ("machine", f"{usable_cores()} usable cores (affinity {core_list()}, quota {quota or 'none'}), {free}"),
         ("device", f"{compute.device}, {'bfloat16 autocast' if compute.bfloat16 else 'float32'}"),
-        *([] if anywhere else [("replicas", _replicas(cores))]),
+        *([] if anywhere else _replicas(experiment, shares, compute)),
         ("processes", _processes(experiment, placement, compute, single)),
         *([("frames", _frames(experiment, compute.device.type))] if isinstance(experiment.env, AtariConfig) else []),
     ]
@@ -96,10 +107,24 @@ def _workers(experiment: Experiment, topology: DBA3CConfig, compute: Compute) ->
     return f"{topology.workers} workers, each {_node(node.topology, place(node, compute.device.type))}; {servers}"
 
 
-def _replicas(cores: list[tuple[int, ...]]) -> str:
-    """Who runs where; the other lines are of one of them."""
-    places = ", ".join(f"{rank} on {list(part)}" for rank, part in enumerate(cores))
-    return f"{len(cores)}, by cores: {places}; the lines below are of one"
+def _replicas(experiment: Experiment, shares: list[Share], compute: Compute) -> list[tuple[str, str]]:
+    """Who runs where, and what joins them; the other lines are of one of them."""
+    topology, each = experiment.topology, experiment.sampler.environments
+    joined = "gradients go to parameter servers"
+    if isinstance(topology, AsynchronousConfig):
+        joined = (
+            f"central parameters and rule state, in memory that all share: {topology.chunks} chunks with a lock each"
+        )
+    elif isinstance(topology, SynchronousConfig):
+        joined = f"every gradient is the mean of all, over {'NCCL' if over_nccl(experiment, compute) else 'gloo'}"
+    lines = ["parent: records, evaluates, writes checkpoints, replaces the dead"]
+    for share in shares:
+        rows = share.rows(each)
+        games = f"environments {rows.start} to {rows.stop - 1}" if each > 1 else f"environment {rows.start}"
+        where = f"cores {list(share.cores or ())}, {share.device or compute.device}"
+        lines.append(f"|-- replica {share.rank}: {where}, {games}")
+    lines += [f"`-- {joined}", "the lines below are of one replica"]
+    return [("" if number else "replicas", line) for number, line in enumerate(lines)]
 
 
 def _frames(experiment: Experiment, device: str) -> str:
@@ -110,7 +135,8 @@ def _frames(experiment: Experiment, device: str) -> str:
     return "made by numpy; with a C compiler and Python's headers, reinstall phalanx for faster frames"
 
 
-def _batches(experiment: Experiment) -> list[tuple[str, str]]:
+def _batches(experiment: Experiment, count: int) -> list[tuple[str, str]]:
+    """Of one of `count` replicas."""
     sampler, algorithm = experiment.sampler, experiment.algorithm
     rows, compute = sampler.rollout_steps, choose_compute(experiment.run)
     groups = sampler.groups * place(experiment, compute.device.type).squads
@@ -125,7 +151,8 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
         learning = f"{memory.updates_per_rollout(rows):g} updates of {memory.batch_size} from replay"
     else:
         learning = f"1 update of {rows}"
-    rate = learning_rate_schedule(experiment)
+    rate = learning_rate_schedule(experiment, count if in_lockstep(experiment) else 1)
+    rollouts = f"{-(-experiment.run.steps // (rows * count)):,} rollouts{' of each replica' if count > 1 else ''}"
     if isinstance(experiment.topology, GA3CConfig):
         return _node_batches(experiment, experiment.topology)
     if isinstance(experiment.topology, DBA3CConfig):
@@ -142,7 +169,7 @@ def _batches(experiment: Experiment) -> list[tuple[str, str]]:
             "learning",
             f"{learning} per rollout; {experiment.optimizer.rule}, learning rate {rate.start:g} -> {rate.final:g}",
         ),
-        ("budget", f"{experiment.run.steps:,} steps = {-(-experiment.run.steps // rows):,} rollouts"),
+        ("budget", f"{experiment.run.steps:,} steps = {rollouts}"),
     ]
 
 

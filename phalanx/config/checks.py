@@ -94,7 +94,7 @@ def _sampler(experiment: Experiment) -> None:
     require(
         sampler.environments % sampler.groups == 0,
         f"{sampler.environments} environments do not divide into {sampler.groups} groups; "
-        f"use sampler.environments {_round_up(sampler.environments, sampler.groups)}",
+        f"use sampler.environments {round_up(sampler.environments, sampler.groups)}",
     )
 
 
@@ -189,7 +189,7 @@ def _ga3c(experiment: Experiment) -> None:
     require(
         sampler.environments % topology.agents == 0,
         f"{sampler.environments} environments do not divide among {topology.agents} agents; use --sampler.environments "
-        f"{_round_up(sampler.environments, topology.agents)}",
+        f"{round_up(sampler.environments, topology.agents)}",
     )
     require(
         topology.min_batch <= topology.queue * sampler.horizon,
@@ -241,7 +241,7 @@ def _cluster(experiment: Experiment) -> None:
             sampler.environments % simulators == 0,
             f"{sampler.environments} environments do not divide among {topology.workers} workers with "
             f"{topology.agents} simulators each; use --sampler.environments "
-            f"{_round_up(sampler.environments, simulators)}",
+            f"{round_up(sampler.environments, simulators)}",
         )
         _minibatches_of_segments(experiment)
 
@@ -263,12 +263,12 @@ def _replicas(experiment: Experiment) -> None:
             require(
                 batch % count == 0,
                 f"a batch of {batch} does not divide among {count} replicas; use --algorithm.batch-size "
-                f"{_round_up(batch, count)}",
+                f"{round_up(batch, count)}",
             )
     require(
         sampler.environments % (count * sampler.groups) == 0,
         f"{sampler.environments} environments do not divide among {count} replicas with {sampler.groups} groups each; "
-        f"use sampler.environments {_round_up(sampler.environments, count * sampler.groups)}",
+        f"use sampler.environments {round_up(sampler.environments, count * sampler.groups)}",
     )
 
 
@@ -297,5 +297,5 @@ def _model(experiment: Experiment) -> None:
         require(model.torso != "mlp", "model.torso mlp takes vectors, but Atari gives images; use nips or nature")
 
 
-def _round_up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

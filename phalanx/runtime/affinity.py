@@ -17,6 +17,23 @@ def core_list() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def cores_by_node(root: Path = Path("/sys/devices/system/node")) -> list[int]:
+    """The cores of `core_list`, those of a NUMA node beside each other, so that parts of the list keep to a node."""
+    nodes = {core: number for number, cores in _nodes(root).items() for core in cores}
+    return sorted(core_list(), key=lambda core: (nodes.get(core, -1), core))
+
+
+def _nodes(root: Path) -> dict[int, list[int]]:
+    """The cores of each NUMA node; none where the system does not tell."""
+    found = {}
+    for path in root.glob("node[0-9]*/cpulist"):
+        with contextlib.suppress(OSError, ValueError):
+            ends = [part.split("-") for part in path.read_text().strip().split(",") if part]
+            cores = [core for first, *last in ends for core in range(int(first), int(last[0] if last else first) + 1)]
+            found[int(path.parent.name.removeprefix("node"))] = cores
+    return found
+
+
 def keep_to(cores: Iterable[int]) -> set[int]:
     """From now on this thread runs on these cores only, if the system lets it; those it ran on before."""
     if not hasattr(os, "sched_setaffinity"):

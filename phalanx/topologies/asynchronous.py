@@ -16,6 +16,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from phalanx.config import AsynchronousConfig, Experiment
 from phalanx.errors import RunError, UserError
 from phalanx.parameters.chunked import CentralParameters, ChunkLockedStore
@@ -27,7 +29,7 @@ from phalanx.replica.central import CentralTeam
 from phalanx.replica.replica import Replica
 from phalanx.replica.team import Mailbox, ReplicaOrder, longest_silence
 from phalanx.runs.session import Session
-from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.affinity import confine_to, cores_by_node
 from phalanx.runtime.child import Parent
 from phalanx.runtime.clocks import Clocks
 from phalanx.runtime.device import Compute, choose_compute
@@ -46,8 +48,7 @@ def run(experiment: Experiment, session: Session) -> None:
     model = FlatParameters(make_model(experiment, spec.seen))
     rule = make_rule(experiment.optimizer)
     central = CentralParameters.create(model.flat, rule.init(model.flat.numel()), topology.chunks)
-    cores = divide_cores(core_list(), topology.replicas)
-    shares = [Share(rank, topology.replicas, part) for rank, part in enumerate(cores)]
+    shares = shares_of(compute, topology.replicas)
     target = "phalanx.topologies.asynchronous:serve"
     with (
         contextlib.closing(central),
@@ -60,6 +61,16 @@ def run(experiment: Experiment, session: Session) -> None:
         while session.goes_on():
             for report in team.reports(timeout=0.2):
                 session.note(report)
+
+
+def shares_of(compute: Compute, count: int) -> list[Share]:
+    """Who has which cores, and which GPU where there are several."""
+    cores, gpus = (
+        divide_cores(cores_by_node(), count),
+        torch.cuda.device_count() if compute.device.type == "cuda" else 0,
+    )
+    devices = [f"cuda:{rank % gpus}" if gpus > 1 else None for rank in range(count)]
+    return [Share(rank, count, part, device) for rank, (part, device) in enumerate(zip(cores, devices, strict=True))]
 
 
 def spec_of(experiment: Experiment, compute: Compute) -> EnvSpec:

@@ -26,12 +26,11 @@ from phalanx.replica.build import MakeStore, make_model, make_replica
 from phalanx.replica.lockstep import LockstepTeam, Meeting, Member
 from phalanx.replica.team import ReplicaOrder
 from phalanx.runs.session import Session
-from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.affinity import confine_to
 from phalanx.runtime.child import Parent
 from phalanx.runtime.clocks import LockstepClocks
 from phalanx.runtime.device import Compute, choose_compute
-from phalanx.runtime.share import Share, divide_cores
-from phalanx.topologies.asynchronous import make_envs, spec_of
+from phalanx.topologies.asynchronous import make_envs, shares_of, spec_of
 
 PATIENCE = 60.0  # seconds for which replicas wait for the slowest, besides what a step may take
 
@@ -43,7 +42,7 @@ def run(experiment: Experiment, session: Session) -> None:
     team = LockstepTeam(
         experiment=experiment,
         target="phalanx.topologies.lockstep:serve",
-        shares=shares_of(experiment, compute),
+        shares=shares_of(compute, settings(experiment).replicas),
         model=FlatParameters(make_model(experiment, spec.seen)),
         nccl=over_nccl(experiment, compute),
         event=session.event,
@@ -104,14 +103,6 @@ def make_store(learners: int, nccl: bool) -> MakeStore:
         return AllReduceStore(parameters, make_rule(experiment.optimizer), clip, learners, capturable=nccl)
 
     return make
-
-
-def shares_of(experiment: Experiment, compute: Compute) -> list[Share]:
-    """Who has which cores, and which GPU where there are several."""
-    count = settings(experiment).replicas
-    cores, gpus = divide_cores(core_list(), count), torch.cuda.device_count() if compute.device.type == "cuda" else 0
-    devices = [f"cuda:{rank % gpus}" if gpus > 1 else None for rank in range(count)]
-    return [Share(rank, count, part, device) for rank, (part, device) in enumerate(zip(cores, devices, strict=True))]
 
 
 def over_nccl(experiment: Experiment, compute: Compute) -> bool:

@@ -40,7 +40,7 @@ from phalanx.runs.directory import locked, new_directory, run_checkpoints
 from phalanx.runs.keeper import as_state
 from phalanx.runs.metrics import ScoreWindow
 from phalanx.runs.session import Session
-from phalanx.runtime.affinity import confine_to, core_list
+from phalanx.runtime.affinity import confine_to, cores_by_node
 from phalanx.runtime.child import die_with_parent
 from phalanx.runtime.clocks import LockstepClocks, sum_in_lockstep
 from phalanx.runtime.device import Compute, choose_compute
@@ -99,7 +99,7 @@ class Job:
     def __init__(self, launch: Launch, directory: Path) -> None:
         self.launch = launch
         self.directory = directory
-        cores = divide_cores(core_list(), launch.local_size)[launch.local_rank]
+        cores = divide_cores(cores_by_node(), launch.local_size)[launch.local_rank]
         confine_to(cores)
         gpus = torch.cuda.device_count()
         device = f"cuda:{launch.local_rank % gpus}" if gpus > 1 else None

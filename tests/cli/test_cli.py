@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from phalanx.cli.main import main
 from phalanx.config.presets import PRESETS, preset
 from phalanx.config.stored import save
 from phalanx.errors import UserError
+from phalanx.probe import resolve_replicas
 from phalanx.registry import memory_of
 
 ROOT = Path(phalanx.__file__).parent.parent
@@ -91,6 +93,53 @@ def test_plan_shows_what_would_run_and_what_was_changed(capsys, tmp_path, monkey
     assert any("env.game: pong -> breakout" in line for line in lines["changed"])
     assert any("algorithm.epochs: 4 -> 3" in line for line in lines["changed"])
     assert not list(tmp_path.iterdir())  # nothing was run
+
+
+def plan_of(capsys, *arguments):
+    """Its lines, by name."""
+    assert main(["plan", *arguments]) == 0
+    lines: dict[str, list[str]] = {}
+    name = ""
+    for line in capsys.readouterr().out.splitlines():
+        name = line[:14].strip() or name
+        lines.setdefault(name, []).append(line[15:])
+    return lines
+
+
+def test_plan_draws_replicas_in_lock_step(capsys, monkeypatch):
+    """The learning rate is that of the batch of all, and the budget is used up by all."""
+    monkeypatch.setattr("phalanx.topologies.asynchronous.cores_by_node", lambda: [0, 1, 2, 3])
+    flags = ("--optimizer.batch-scaling", "linear", "--optimizer.reference-batch", "20", "--sampler.horizon", "5")
+    flags += ("--optimizer.learning-rate", "1e-3", "--optimizer.final-learning-rate", "1e-3", "--run.steps", "8000")
+    lines = plan_of(capsys, "a2c-catch", *flags, *("--topology", "synchronous", "--topology.replicas", "2"))
+    assert lines["replicas"] == [
+        "parent: records, evaluates, writes checkpoints, replaces the dead",
+        "|-- replica 0: cores [0, 1], cpu, environments 0 to 3",
+        "|-- replica 1: cores [2, 3], cpu, environments 4 to 7",
+        "`-- every gradient is the mean of all, over gloo",
+        "the lines below are of one replica",
+    ]
+    assert "learning rate 0.002 -> 0.002" in lines["learning"][0]  # 40 rows in all, 20 in each
+    assert lines["budget"] == ["8,000 steps = 200 rollouts of each replica"]
+
+
+def test_plan_draws_replicas_around_central_parameters(capsys):
+    lines = plan_of(capsys, "a2c-catch", "--topology", "asynchronous", "--topology.replicas", "4")
+    assert "|-- replica 3: cores [" in lines["replicas"][4] and "environments 6 to 7" in lines["replicas"][4]
+    assert lines["replicas"][5].endswith("in memory that all share: 3 chunks with a lock each")
+
+
+@pytest.mark.parametrize("gpus", [3, 5, 6, 7])
+@pytest.mark.parametrize("name", ["a2c-sync", "ppo-sync", "dqn-sync"])
+def test_presets_in_lock_step_fit_any_number_of_gpus(name, gpus, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.probe.choose_compute", lambda run: SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr("phalanx.probe.torch.cuda.device_count", lambda: gpus)
+    experiment = resolve_replicas(preset(name))
+    assert experiment.topology.replicas == gpus
+    assert experiment.sampler.environments % gpus == 0
+    changed = experiment.sampler.environments != preset(name).sampler.environments
+    assert changed or name == "dqn-sync"
+    assert f"so that they divide among {gpus} replicas" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("compiler", [True, False])

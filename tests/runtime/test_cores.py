@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.runtime import cores
+from phalanx.runtime import affinity, cores
 from phalanx.runtime.cores import CoreShares, CoreTimes, core_times
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -80,3 +80,14 @@ def test_a_busy_moment_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert after is not None
     assert after.processes[os.getpid()] - before.processes[os.getpid()] >= 0.15
     assert after.threads[os.getpid()][0] - before.threads[os.getpid()][0] >= 0.15
+
+
+def test_cores_of_a_node_are_beside_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two nodes with two threads on each core, as the system counts them."""
+    write(tmp_path / "node0/cpulist", "0-1,4-5\n")
+    write(tmp_path / "node1/cpulist", "2-3,6,7\n")
+    write(tmp_path / "node2/cpulist", "\n")  # of memory alone
+    write(tmp_path / "node10/cpulist", "nonsense")
+    monkeypatch.setattr(affinity, "core_list", lambda: [0, 2, 3, 4, 5, 6, 7])
+    assert affinity.cores_by_node(tmp_path) == [0, 4, 5, 2, 3, 6, 7]
+    assert affinity.cores_by_node(tmp_path / "nothing") == [0, 2, 3, 4, 5, 6, 7]

@@ -16,7 +16,9 @@ import torch
 from phalanx.replica import team
 from phalanx.runs.session import Session
 from phalanx.runtime.child import Child
+from phalanx.runtime.device import Compute
 from phalanx.runtime.share import divide_cores
+from phalanx.topologies import asynchronous
 from whole_runs import descendants, newest, records, same
 
 LEARNERS = {
@@ -260,3 +262,10 @@ def test_cores_are_divided(cores, count):
     assert len(parts) == count and all(parts)
     assert {core for part in parts for core in part} == set(range(cores))
     assert count > cores or sum(map(len, parts)) == cores
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, [None] * 3), (1, [None] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"])])
+def test_gpus_are_divided(monkeypatch, gpus, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    compute = Compute(torch.device("cuda" if gpus else "cpu"))
+    assert [share.device for share in asynchronous.shares_of(compute, 3)] == devices

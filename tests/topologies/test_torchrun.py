@@ -316,7 +316,7 @@ def test_rank_0_decides_what_they_exchange_over(monkeypatch, job, exchange, ever
     topology = SynchronousConfig(replicas=2, exchange=exchange)
     experiment = dataclasses.replace(preset("a2c-catch"), topology=topology)
     if exchange == "nccl" and not everybody:
-        with pytest.raises(UserError, match="--topology.exchange nccl needs a GPU for each of 2 replicas"):
+        with pytest.raises(UserError, match=r"--topology.exchange nccl needs a GPU for each of 2 replicas"):
             job.choose_exchange(experiment)
         return
     job.choose_exchange(experiment)
