@@ -224,8 +224,11 @@ sys.exit(main(["train", "a2c-catch", "--topology", "asynchronous", "--topology.r
 def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
     shared_before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.DEVNULL)
-    metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 2) and time.monotonic() < deadline:
+    metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        if time.monotonic() > deadline:
+            parent.kill()
+            pytest.fail("no record came")
         time.sleep(0.1)
     children = descendants(parent.pid)
     assert len(children) >= 4
