@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -114,6 +115,15 @@ class TestResume:
             assert newest(tmp_path / "run").steps >= steps
 
 
+@pytest.fixture
+def forks(monkeypatch):
+    """Replicas that start at once."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    source = forked.Source("dying", "phalanx.topologies.asynchronous")
+    yield source
+    source.close()
+
+
 class TestDeaths:
     def test_a_killed_replica_is_named_and_replaced(self, train, tmp_path, monkeypatch):
         """kill -9 at thirty random moments of one run: it goes on, and what it has learnt is finite."""
@@ -156,15 +166,14 @@ class TestDeaths:
         assert all(bool(torch.isfinite(value).all()) for value in end.weights.values())
         assert all(bool(torch.isfinite(value).all()) for value in end.state["store"]["rule"].values())
 
-    @pytest.mark.slow
-    def test_thirty_deaths_at_random_moments_are_all_made_good(self, train, tmp_path, monkeypatch):
+    def test_thirty_deaths_at_random_moments_are_all_made_good(self, train, tmp_path, monkeypatch, forks):
         """kill -9 until thirty have died in one run, within locked sections, too; each is named and replaced."""
         chance, killed, named = np.random.default_rng(1), [], []
-        start, reports, replace = Child.start, team.Team.reports, team.Team._replace
+        reports, replace = team.Team.reports, team.Team._replace
 
-        def doomed(self, target, *arguments, **options):
-            every_second = "replica" in self.name and int(self.name.split()[1]) % 2
-            start(self, "dying:serve" if every_second else target, *arguments, **options)
+        def doomed(self, target, order, output, descriptors):
+            every_second = int(self.name.split()[1]) % 2
+            forks.start(self, "dying:serve" if every_second else target, order, output, descriptors)
 
         def murderous(self, timeout):
             for report in reports(self, timeout):
@@ -184,7 +193,6 @@ class TestDeaths:
         monkeypatch.setattr(Child, "start", doomed)
         monkeypatch.setattr(team.Team, "reports", murderous)
         monkeypatch.setattr(team.Team, "_replace", naming)
-        monkeypatch.syspath_prepend(str(Path(__file__).parent))
         flags = ("--sampler.environments", 8, "--sampler.horizon", 4, "--sampler.max-deaths-in-a-row", 100)
         assert (
             train("a2c-catch", *flags, *SMALL, *replicas(4), "--run.seconds", 280, steps=10**8) == 128 + signal.SIGTERM
