@@ -140,11 +140,6 @@ def make_rule(config: OptimizerConfig) -> Rule:
     raise unknown("update rule", config.rule, ("rmsprop", "rmsprop-inside", "adam", "adam-tf", "adagrad", "sgd"))
 
 
-def slice_state(state: State, part: slice) -> State:
-    """The state of a part of the parameters: views of the vectors, and a step counter of the part's own."""
-    return {key: value[part] if value.dim() else value.clone() for key, value in state.items()}
-
-
 Clip = Callable[[Tensor], Tensor]
 """Clips a flat gradient in place; its L2 norm before."""
 

@@ -39,13 +39,13 @@ CHECK_EVERY = 100  # agreements between two checks that all replicas are the sam
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GroupInvitation:
     """What a replica is told of how it meets the others."""
 
     port: int
     nccl: bool
     question: int  # the newest that was asked of all
-    beginning: tuple[dict[str, Tensor], dict[str, Any]] | None  # parameters and store of the checkpoint to go on from
+    initial_state: tuple[dict[str, Tensor], dict[str, Any]] | None  # of the checkpoint to go on from: parameters, store
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LockstepTeam(Team):
         self.waiting: dict[int, tuple[bool, int]] = {}  # replicas that want a group, with what they know of the run
         self.question = 0
         self.answers: dict[int, State] = {}
-        self.beginning: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.initial_state: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.lost_at = 0.0  # when the group lost a member
 
     def __enter__(self) -> LockstepTeam:
@@ -110,15 +110,15 @@ class LockstepTeam(Team):
     def restore(self, snapshot: Snapshot, directory: Path) -> None:
         self.model.load(snapshot.weights)
         self.clocks.restore(snapshot.clocks)
-        self.beginning = snapshot.weights, snapshot.store
+        self.initial_state = snapshot.weights, snapshot.store
         self._restore_states(snapshot)
 
     @property
     def _ranks(self) -> range:
         return range(len(self.shares))
 
-    def _shared(self) -> Meeting:
-        return Meeting(self.meeting.port, self.nccl, self.question, self.beginning)
+    def _shared(self) -> GroupInvitation:
+        return GroupInvitation(self.meeting.port, self.nccl, self.question, self.initial_state)
 
     def _take(self, rank: int, kind: str, content: Any) -> None:
         if kind == "waiting":
@@ -146,7 +146,7 @@ class LockstepTeam(Team):
         for child in self.children:
             child.tell(("group", self.groups, source))
         self.groups += 1
-        self.beginning = None
+        self.initial_state = None
         if self.lost_at:
             self.event(f"the replicas go on together, {time.monotonic() - self.lost_at:.1f} s after the loss")
             self.lost_at = 0.0
@@ -178,7 +178,7 @@ class LockstepTeam(Team):
         known = [answer for answer in answers.values() if answer.joined]
         if known:
             return max(known, key=lambda answer: int(answer.store["version"]))
-        weights, store = self.beginning or (self.model.named_tensors(), {})
+        weights, store = self.initial_state or (self.model.named_tensors(), {})
         answer = next(iter(answers.values()), None)
         return State(0, False, weights, store or (answer.store if answer else {}), self.clocks.rows[0], None)
 
@@ -187,7 +187,13 @@ class Member:
     """A replica's part in the team: it iterates together with the others, whoever they are."""
 
     def __init__(
-        self, replica: Replica, clocks: LockstepClocks, parent: Parent, share: Share, meeting: Meeting, timeout: float
+        self,
+        replica: Replica,
+        clocks: LockstepClocks,
+        parent: Parent,
+        share: Share,
+        invitation: GroupInvitation,
+        timeout: float,
     ) -> None:
         store = replica.store
         assert isinstance(store, AllReduceStore)
@@ -196,15 +202,15 @@ class Member:
         self.clocks = clocks
         self.parent = parent
         self.share = share
-        self.nccl = meeting.nccl
+        self.nccl = invitation.nccl
         self.timeout = timeout  # seconds for which it waits for others within an iteration
         self.mailbox = Mailbox(parent)
-        self.meeting = meeting_point(meeting.port)
+        self.meeting = meeting_point(invitation.port)
         self.joined = False
         self.agreements = 0
-        self.question, self.with_envs = meeting.question, True  # the newest that was heard
-        self.answered = 0
-        self.asked_of_all = 0  # the newest that all have heard
+        self.question, self.with_envs = invitation.question, True  # the newest that was heard
+        self.last_answered = 0
+        self.newest_question_of_all = 0  # the newest that all have heard
         clocks.gather = self.agree
 
     def run(self, last_step: int) -> None:
@@ -215,7 +221,7 @@ class Member:
                 self.mailbox.post(self.replica.iterate(run_ahead=False))
             except PeerLost:
                 self.join()
-            if self.asked_of_all > self.answered:
+            if self.newest_question_of_all > self.last_answered:
                 self.answer()
         self.mailbox.post_the_rest()
         while True:
@@ -263,7 +269,7 @@ class Member:
                 f"the replicas differ after update {self.clocks.now().updates}, which must not happen: the memory of "
                 "this machine may be damaged; resume from the newest checkpoint"
             )
-        self.asked_of_all = int(rows[:, -2].min())
+        self.newest_question_of_all = int(rows[:, -2].min())
         return rows[:, :-2]
 
     def hear(self) -> tuple[int, int] | None:
@@ -277,10 +283,10 @@ class Member:
 
     def answer(self) -> None:
         """Tell the parent what it has asked for."""
-        if self.question <= self.answered:
+        if self.question <= self.last_answered:
             return
         state = self.replica.state() if self.with_envs else None
         weights, store = self.replica.weights(), self.store.state()
         answer: Answer = ("state", State(self.question, self.joined, weights, store, self.clocks.own.copy(), state))
         self.parent.tell(answer)
-        self.answered = self.question
+        self.last_answered = self.question

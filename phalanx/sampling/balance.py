@@ -50,10 +50,11 @@ class Speeds:
 
 
 def _worth(source: np.ndarray, target: np.ndarray, group: int) -> tuple[bool, int, bool, int]:
-    """What to move first: a guest that goes home, then one of the source's largest group (its groups must stay alike,
-    or they no longer alternate), then one of a group the target knows, then where the target has least."""
-    goes_home = bool(2 * source[group] < source.max() and target[group] > source[group])
-    return goes_home, int(source[group]), bool(target[group] > 0), -int(target[group])
+    """What to move first: an environment that returns to a group of its squad, then one of the source's largest group
+    (its groups must stay alike, or they no longer alternate), then one of a group the target knows, then where the
+    target has least."""
+    returns = bool(2 * source[group] < source.max() and target[group] > source[group])
+    return returns, int(source[group]), bool(target[group] > 0), -int(target[group])
 
 
 def moves(rows: list[list[list[int]]], cost: np.ndarray) -> Iterator[tuple[int, int, int]]:

@@ -225,8 +225,9 @@ class GraphAnswers:
         uniform = buffer.uniform[t.clamp(max=self.horizon - 1), rows]
         output = buffer.policy.act(self._stacks(rollout, rows, t), history, uniform, rows)
         chosen["action"].index_put_((t, rows), output.action)
-        taken_of_twins = chosen["action"][t, rows]  # a row that is there twice must do what is remembered of it
-        self.published.index_put_((rows,), taken_of_twins.to(self.published.dtype))
+        # A launch may hold a row twice; both copies must publish the action that the rollout has stored.
+        stored_actions = chosen["action"][t, rows]
+        self.published.index_put_((rows,), stored_actions.to(self.published.dtype))
         chosen["log_prob"].index_put_((t, rows), output.log_prob)
         rollout.value.index_put_((t, rows), output.value)
 

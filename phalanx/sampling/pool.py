@@ -88,7 +88,7 @@ class WorkerPool:
         self.epoll.close()
         self.exchange.close()
 
-    def _home(self, number: int) -> list[int]:
+    def _squad_groups(self, number: int) -> list[int]:
         """The groups that a worker serves first."""
         return [0]
 
@@ -102,7 +102,7 @@ class WorkerPool:
             factory=self.factory,
             layout=self.layout,
             rows=self.rows[handle.number],
-            home=self._home(handle.number),
+            squad_groups=self._squad_groups(handle.number),
             rules=self.rules,
             cores=cores,
             memory=self.exchange.descriptor,

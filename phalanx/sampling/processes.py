@@ -221,8 +221,8 @@ class ProcessEnvs(WorkerPool):
         self.exchange.requests[:] = self.exchange.requests.max(1, keepdims=True)
         self.exchange.dones[:] = self.exchange.requests
 
-    def _home(self, number: int) -> list[int]:
-        return home_groups(number, self.layout, self.squads)
+    def _squad_groups(self, number: int) -> list[int]:
+        return groups_of_squad(number, self.layout, self.squads)
 
     def _worker_behind(self, death_watch: int) -> WorkerHandle:
         return next(worker for worker in self.workers if worker.death_watch == death_watch)
@@ -258,7 +258,7 @@ class ProcessEnvs(WorkerPool):
                 return
 
 
-def home_groups(worker: int, layout: Layout, squads: int) -> list[int]:
+def groups_of_squad(worker: int, layout: Layout, squads: int) -> list[int]:
     """The groups of a worker's squad: squads of neighbours, and every squad-th group."""
     return list(range(worker * squads // layout.workers, layout.groups, squads))
 

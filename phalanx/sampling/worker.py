@@ -38,7 +38,7 @@ class Orders:
     factory: EnvFactory
     layout: Layout
     rows: list[list[int]]  # environments of each group
-    home: list[int]  # the groups of its squad; it may be the guest of others, to relieve a slow core
+    squad_groups: list[int]  # of its squad; it may hold environments of other groups, to relieve a slow core
     rules: SlotRules
     cores: list[int] | None  # where it may run
     memory: int  # descriptors
@@ -63,9 +63,9 @@ class Worker:
             [self._slot(index, group, orders.incarnation) for index in rows] for group, rows in enumerate(orders.rows)
         ]
         self.spares: list[Env] = []  # of environments that moved away
-        self.home = list(orders.home)  # the longest waiting first
-        self.guest: list[int] = []
-        self._find_guests()
+        self.squad_groups = list(orders.squad_groups)  # the longest waiting first
+        self.extra_groups: list[int] = []
+        self._find_extra_groups()
         self.epoll = select.epoll()
         self.epoll.register(orders.wake, WAKE)
         self.epoll.register(parent.control.fileno(), select.EPOLLIN)
@@ -88,20 +88,20 @@ class Worker:
     def serve_groups(self) -> bool:
         """One pass over the groups, the longest waiting first; was anything asked for?"""
         started = time.perf_counter()
-        served = bool(self.guest) and self.serve_guests()
-        for group in tuple(self.home):
+        served = bool(self.extra_groups) and self.serve_extra_groups()
+        for group in tuple(self.squad_groups):
             if self.groups[group] and self._asked(group):
                 self.serve_group(group)
-                self.home.remove(group)
-                self.home.append(group)
+                self.squad_groups.remove(group)
+                self.squad_groups.append(group)
                 served = True
         if served:
             self.busy[self.number] += time.perf_counter() - started
         return served
 
-    def serve_guests(self) -> bool:
+    def serve_extra_groups(self) -> bool:
         """The few environments held for other squads: these must not wait for a whole group of this one."""
-        asked = [group for group in self.guest if self._asked(group)]
+        asked = [group for group in self.extra_groups if self._asked(group)]
         for group in asked:
             self.serve_group(group)
         return bool(asked)
@@ -112,8 +112,8 @@ class Worker:
             self.serving = slot
             slot.advance(actions[slot.index])
             self.heartbeat()
-            if self.guest and group not in self.guest:
-                self.serve_guests()
+            if self.extra_groups and group not in self.extra_groups:
+                self.serve_extra_groups()
         exchange.done[group, self.number] += 1
         # the last one wakes the owner; should two miss each other, the owner looks again by itself
         if self.orders.free_running or exchange.finished(group):
@@ -122,8 +122,10 @@ class Worker:
     def _asked(self, group: int) -> bool:
         return self.exchange.request[group, self.number] != self.exchange.done[group, self.number]
 
-    def _find_guests(self) -> None:
-        self.guest = [group for group, slots in enumerate(self.groups) if slots and group not in self.home]
+    def _find_extra_groups(self) -> None:
+        self.extra_groups = [
+            group for group, slots in enumerate(self.groups) if slots and group not in self.squad_groups
+        ]
 
     def use_idle_moment(self) -> bool:
         """Prepare one environment's next reset; False when all are prepared."""
@@ -174,7 +176,7 @@ class Worker:
                 states[slot.index] = slot.state()
                 self.spares.append(slot.env)
                 group.remove(slot)
-        self._find_guests()
+        self._find_extra_groups()
         return states
 
     def take(self, arrivals: list[tuple[int, int, Any]]) -> None:
@@ -189,7 +191,7 @@ class Worker:
                 slot.heartbeat = self.heartbeat
                 slot.restore(state)
             self.groups[group].append(slot)
-        self._find_guests()
+        self._find_extra_groups()
 
 
 def counter(table: np.ndarray, place: int) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from phalanx.parameters.allreduce import AllReduceStore
 from phalanx.parameters.flat import FlatParameters
 from phalanx.parameters.rules import make_clip, make_rule
 from phalanx.replica.build import MakeStore, make_model, make_replica
-from phalanx.replica.lockstep import LockstepTeam, Meeting, Member
+from phalanx.replica.lockstep import GroupInvitation, LockstepTeam, Member
 from phalanx.replica.team import ReplicaOrder
 from phalanx.runs.session import Session
 from phalanx.runtime.affinity import confine_to
@@ -56,8 +56,8 @@ def run(experiment: Experiment, session: Session) -> None:
 
 def serve(order: ReplicaOrder, parent: Parent) -> None:
     """A replica's process: it iterates with the others until the budget is used up, or its parent is gone."""
-    share, meeting = order.share, order.shared
-    assert isinstance(meeting, Meeting)
+    share, invitation = order.share, order.shared
+    assert isinstance(invitation, GroupInvitation)
     if share.cores is not None:
         confine_to(share.cores)
     parent.failed_at_once = lambda: False
@@ -73,12 +73,12 @@ def serve(order: ReplicaOrder, parent: Parent) -> None:
         with (
             make_envs(experiment, compute, event, share) as envs,
             make_replica(
-                experiment, envs, compute, event, make_store(share.count, meeting.nccl), clocks, share
+                experiment, envs, compute, event, make_store(share.count, invitation.nccl), clocks, share
             ) as replica,
         ):
-            member = Member(replica, clocks, parent, share, meeting, patience)
-            if meeting.beginning is not None:
-                weights, store = meeting.beginning
+            member = Member(replica, clocks, parent, share, invitation, patience)
+            if invitation.initial_state is not None:
+                weights, store = invitation.initial_state
                 replica.parameters.load(weights)
                 replica.store.restore(store)
             if order.state is not None:

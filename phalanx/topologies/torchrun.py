@@ -81,7 +81,7 @@ def train(launch: Launch, experiment: Experiment, directory: Path | None = None)
         except PeerLost:
             if job.has_ended():  # rank 0 has said why
                 return 0
-            raise RunError(f"{job.roll_call()}, before the run began") from None
+            raise RunError(f"{job.find_dead_ranks()}, before the run began") from None
 
 
 def end_with_launcher(launch: Launch) -> None:
@@ -108,7 +108,7 @@ class Job:
         self.nccl = False
         self.alive = set(range(launch.size))
         self.lost = False  # did a process die?
-        self.beats = [f"beats-{launch.restarts}-{rank}" for rank in range(launch.size)]
+        self.heartbeat_keys = [f"heartbeats-{launch.restarts}-{rank}" for rank in range(launch.size)]
         self.end_key = f"ended-{launch.restarts}"
         self.counts = [0] * launch.size  # everybody's signs of life, as the heartbeat's thread last read them
         self.counts_before = list(self.counts)
@@ -116,10 +116,10 @@ class Job:
         self.looked_at = time.monotonic()
         self.read_counts = threading.Event()  # somebody waits for the others, and wants to know whether they are alive
         self.ends = threading.Event()
-        self.heart = threading.Thread(target=self._show_life, name="heartbeat", daemon=True)
+        self.heartbeat_thread = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Job:
-        self.heart.start()
+        self.heartbeat_thread.start()
         try:
             self.group = Group(
                 self.meeting,
@@ -132,11 +132,11 @@ class Job:
                 watch=self.watch,
             )
         except PeerLost:
-            words = f"{self.roll_call()}, before the run began"
-            self._stop_heart()
+            words = f"{self.find_dead_ranks()}, before the run began"
+            self._stop_heartbeats()
             raise RunError(words) from None
         except BaseException:
-            self._stop_heart()
+            self._stop_heartbeats()
             raise
         return self
 
@@ -145,7 +145,7 @@ class Job:
         or one of gloo that lets go of the tensors it has sent."""
         if self.launch.rank == 0 and not self.lost:
             self.end()
-        self._stop_heart()
+        self._stop_heartbeats()
         self.group.close()
 
     def choose_exchange(self, experiment: Experiment) -> None:
@@ -185,7 +185,7 @@ class Job:
             self.lost = True
             raise PeerLost(f"no sign of life for {SILENCE:g} s")
 
-    def roll_call(self) -> str:
+    def find_dead_ranks(self) -> str:
         """Somebody is lost: who, in words."""
         unreachable = "a process of the job died, and the host where they meet cannot be reached"
         if self.lost:  # and known from its silence
@@ -195,25 +195,27 @@ class Job:
         else:
             self.lost = True
             try:
-                before = [self.meeting.add(name, 0) for name in self.beats]
+                before = [self.meeting.add(name, 0) for name in self.heartbeat_keys]
                 time.sleep(ROLL_CALL)
-                self.alive = {rank for rank, name in enumerate(self.beats) if self.meeting.add(name, 0) > before[rank]}
+                self.alive = {
+                    rank for rank, name in enumerate(self.heartbeat_keys) if self.meeting.add(name, 0) > before[rank]
+                }
             except RuntimeError:  # the meeting point was on the host that is gone
                 return unreachable
         dead = sorted(set(range(self.launch.size)) - self.alive)
         return f"rank {', '.join(map(str, dead))} died" if dead else "the processes of the job lost each other"
 
-    def _stop_heart(self) -> None:
+    def _stop_heartbeats(self) -> None:
         self.ends.set()
-        self.heart.join(FAREWELL)
+        self.heartbeat_thread.join(FAREWELL)
 
-    def _show_life(self) -> None:
+    def _send_heartbeats(self) -> None:
         with contextlib.suppress(RuntimeError):  # nobody is left to see it
             while not self.ends.wait(HEARTBEAT):
-                self.meeting.add(self.beats[self.launch.rank], 1)
+                self.meeting.add(self.heartbeat_keys[self.launch.rank], 1)
                 if self.read_counts.is_set():
                     self.read_counts.clear()
-                    self.counts = [self.meeting.add(name, 0) for name in self.beats]
+                    self.counts = [self.meeting.add(name, 0) for name in self.heartbeat_keys]
 
     def make_replica(self, experiment: Experiment, envs: VectorEnvs, compute: Compute, event: Any) -> Replica:
         clocks = LockstepClocks(np.zeros((self.launch.size, 4), np.int64), self.launch.rank, self.group.gather)
@@ -319,7 +321,7 @@ class Leader:
         except PeerLost:
             self.together = False
             raise RunError(
-                f"{self.job.roll_call()}; the others end, too: resume the run, or let torchrun restart it"
+                f"{self.job.find_dead_ranks()}; the others end, too: resume the run, or let torchrun restart it"
             ) from None
         except BaseException:
             self.together = False
@@ -346,7 +348,7 @@ def follow(job: Job, experiment: Experiment) -> int:
         except PeerLost:
             if job.has_ended():
                 return 0
-            words = job.roll_call()
+            words = job.find_dead_ranks()
             if 0 not in job.alive and job.launch.rank == min(job.alive):
                 words += f"; {save_for_rank_0(job, experiment, replica)}"
             raise RunError(words) from None

@@ -57,9 +57,9 @@ def test_the_groups_of_a_squad_stay_alike():
     assert counts_after([[four, [], four, []], [[], four, [], four]], [3.0, 1.0]) == [[2, 0, 2, 0], [2, 4, 2, 4]]
 
 
-def test_guests_go_home_first():
-    guest = [[[0, 1, 2, 3, 4], [9]], [[], [5, 6, 7, 8]]]
-    assert next(moves(guest, np.array([2.0, 1.0]))) == (0, 1, 1)
+def test_environments_in_extra_groups_return_first():
+    rows = [[[0, 1, 2, 3, 4], [9]], [[], [5, 6, 7, 8]]]
+    assert next(moves(rows, np.array([2.0, 1.0]))) == (0, 1, 1)
 
 
 def test_speeds_are_smoothed_and_the_first_look_does_not_count(monkeypatch):

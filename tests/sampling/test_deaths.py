@@ -75,8 +75,8 @@ def test_a_death_after_environments_have_moved_is_an_event_too():
         for _ in range(2):  # the first look sets the scale, the second moves
             envs.exchange.busy[:] += [3.0, 1.0]
             envs.balance()
-        guests = [row for group in (0, 2) for row in envs.rows[1][group]]
-        assert guests
+        extra = [row for group in (0, 2) for row in envs.rows[1][group]]
+        assert extra
         os.kill(envs.workers[1].process.pid, signal.SIGKILL)
         rows, _ = play(envs, 12)
     finally:

@@ -160,7 +160,7 @@ class OthersGone:
 
     objects = object_of
 
-    def roll_call(self) -> str:
+    def find_dead_ranks(self) -> str:
         return "rank 1 died"
 
 
@@ -234,7 +234,7 @@ class TestSilence:
                 job.counts = [job.counts[0] + 4, 7]
                 job.watch()
         assert SILENCE < clock[0] < SILENCE + 4
-        assert job.roll_call() == "rank 1 died"
+        assert job.find_dead_ranks() == "rank 1 died"
         assert job.alive == {0}
 
     def test_a_job_that_was_stopped_and_continues_lives(self, job, clock):
@@ -249,7 +249,7 @@ class TestSilence:
             for _ in range(100):
                 clock[0] += 1.0
                 job.watch()
-        assert "the host where they meet cannot be reached" in job.roll_call()
+        assert "the host where they meet cannot be reached" in job.find_dead_ranks()
 
 
 class NoGroup:
@@ -261,7 +261,7 @@ def test_an_end_is_no_death(job):
     assert not job.has_ended()
     job.end()
     assert job.has_ended()
-    job.roll_call()  # after somebody was lost all the same
+    job.find_dead_ranks()  # after somebody was lost all the same
     assert not job.has_ended()
 
 
