@@ -360,6 +360,10 @@ def limits(cluster: Cluster) -> dict[str, float]:
     processor = cluster.call + cluster.slice * applied
     if not cluster.one_host:
         processor += 2 * cluster.call + cluster.slice * cluster.copy + cluster.polls / cluster.gradients * cluster.call
-    driver = cluster.telling * cluster.round_time / max(cluster.turn, cluster.round_time) / cluster.gradients
+    if math.isfinite(cluster.turn):  # a turn ends with the first round after its time
+        rounds = max(1, math.ceil(cluster.turn / cluster.round_time))
+        driver = cluster.telling / rounds / cluster.gradients
+    else:
+        driver = 0.0
     seconds = {"inward": cluster.on_link, "processor": processor, "outward": cluster.on_link, "driver": driver}
     return {name: 1 / each if each else math.inf for name, each in seconds.items()}
