@@ -38,7 +38,8 @@ def test_ppo_balances_the_pole(tmp_path):
     assert record["steps"] < 200_000
 
 
-@pytest.mark.parametrize("preset", ["dqn-gym", pytest.param("c51-gym", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["dqn-gym", "c51-gym"])
 def test_the_pole_is_balanced_from_memory(tmp_path, preset):
     """Judged in training, with a share of random actions; about a minute on one core."""
     record = last_record(tmp_path, preset, "--run.target-score", "475")

@@ -126,13 +126,14 @@ def forks(monkeypatch):
 
 class TestDeaths:
     def test_a_killed_replica_is_named_and_replaced(self, train, tmp_path, monkeypatch):
-        """kill -9 at thirty random moments of one run: it goes on, and what it has learnt is finite."""
+        """kill -9 at random moments of one run, of processes that have to start from nothing: it goes on, and what it has
+        learnt is finite."""
         chance, killed = np.random.default_rng(0), []
         reports = team.Team.reports
 
         def murderous(self, timeout):
             for report in reports(self, timeout):
-                if len(killed) < 30 and chance.random() < 0.1:
+                if len(killed) < 4 and chance.random() < 0.2:
                     victim = self.children[int(chance.integers(len(self.children)))]
                     if victim not in killed and victim.process.poll() is None:
                         victim.process.kill()
@@ -141,14 +142,15 @@ class TestDeaths:
 
         monkeypatch.setattr(team.Team, "reports", murderous)
         flags = ("--sampler.environments", 8, "--sampler.horizon", 4, "--sampler.max-deaths-in-a-row", 100)
-        assert train("a2c-catch", *flags, *SMALL, *replicas(4), "--run.seconds", 120, steps=80_000) == 0
+        assert train("a2c-catch", *flags, *SMALL, *replicas(4), "--run.seconds", 240, steps=30_000) == 0
         log = (tmp_path / "run/events.log").read_text()
-        assert len(killed) >= 5
-        assert log.count("died: killed by SIGKILL") >= len(killed) - 4  # the last ones may not be noticed any more
+        assert len(killed) == 4
+        assert log.count("died: killed by SIGKILL") >= 2  # the last ones may not be noticed any more
         end = newest(tmp_path / "run")
-        assert end.steps >= 80_000
+        assert end.steps >= 30_000
         assert all(bool(torch.isfinite(value).all()) for value in end.weights.values())
 
+    @pytest.mark.slow  # what takes long is that processes start; the next test forks them
     def test_replicas_that_die_with_a_lock_in_their_hand_tear_nothing(self, train, tmp_path, monkeypatch):
         """Each in the middle of a chunk, at a moment of its own; the others go on, and so do successors."""
         start = Child.start
