@@ -214,6 +214,24 @@ class TestResume:
         assert same(before.weights, after.weights)
         assert before.state["clocks"] == after.state["clocks"]
 
+    def test_of_a_finished_run_keeps_its_configuration(self, train, resume, tmp_path, capsys):
+        config = tmp_path / "run/config.json"
+        assert train("a2c-catch", "--topology", "serial", steps=1000) == 0
+        before = config.read_bytes()
+        assert resume("--run.steps", 1010, "--optimizer.learning-rate", 0.1) == 0
+        assert config.read_bytes() == before
+        assert "changed from here on" not in capsys.readouterr().out
+
+    def test_tells_what_flags_have_changed(self, train, resume, tmp_path, capsys):
+        assert train("a2c-catch", "--topology", "serial", steps=1000) == 0
+        before = json.loads((tmp_path / "run/config.json").read_text())["optimizer"]["learning_rate"]
+        assert resume("--run.steps", 1100, "--optimizer.learning-rate", 0.1) == 0
+        words = f"changed from here on: optimizer.learning_rate {before} -> 0.1, run.steps 1000 -> 1100"
+        assert words in " ".join(capsys.readouterr().out.split())
+        assert words in (tmp_path / "run/events.log").read_text()
+        config = json.loads((tmp_path / "run/config.json").read_text())
+        assert (config["optimizer"]["learning_rate"], config["run"]["steps"]) == (0.1, 1100)
+
     def test_reports_a_damaged_checkpoint_and_uses_the_one_before(self, train, resume, tmp_path, capsys):
         assert train("a2c-catch", "--run.checkpoint-updates", 2, "--run.log-every", 0.001, steps=1000) == 0
         assert train("a2c-catch", name="whole", steps=2000) == 0

@@ -90,8 +90,10 @@ class PresetOptions:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Continue a run where it stopped. Flags may change its budget and its records (--run.steps 20000000),
-    but not what it learns with (its environment, network and seed)."""
+    """Continue a run where it stopped. Flags change its values from there on (--run.steps 20000000), which is told;
+    schedules stretch to the new run.steps. A run keeps its env.*, model.*, sampler.environments, sampler.batch,
+    optimizer.rule, run.seed, run.name and run.directory; with sampler.overlap also sampler.horizon, and with
+    algorithm.checkpoint_replay also algorithm.prioritized."""
 
     run: str
     """Directory of the run."""

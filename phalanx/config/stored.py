@@ -173,6 +173,12 @@ def difference(experiment: Experiment, base: Experiment) -> dict[str, tuple[Any,
     return {key: (theirs.get(key), value) for key, value in ours.items() if theirs.get(key) != value}
 
 
+def changed_fields(experiment: Experiment, base: Experiment) -> list[str]:
+    """In words: `algorithm.clip 0.2 -> 0.3`. Fields of a part that the base had none of are of its new kind."""
+    known = flat(dataclasses.asdict(base))
+    return [f"{name} {old} -> {new}" for name, (old, new) in difference(experiment, base).items() if name in known]
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flattened: dict[str, Any] = {}
     for key, value in values.items():

@@ -24,7 +24,7 @@ import torch
 
 from phalanx.config import Experiment
 from phalanx.config.code import code_of
-from phalanx.config.stored import load_origin, save
+from phalanx.config.stored import changed_fields, load, load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
 from phalanx.given import Given
@@ -95,6 +95,7 @@ class Session:
         self.time_before = 0.0  # seconds of earlier sessions
         self.logger: Logger | None = None
         self.source: Source | None = None
+        self.origin: dict[str, Any] | None = None  # for config.json, once a resumed run has made a step
         self.neighbours = Neighbours(self.event, usable_cores())
         self.interval = Interval()
         self.last_record = self.speed_since = (self.began, 0)  # when, and after how many steps
@@ -176,7 +177,7 @@ class Session:
     def note(self, report: Report) -> None:
         """Take in a report; log, evaluate and write a checkpoint when due."""
         assert self.source is not None
-        self.progress = report.progress
+        self._went_on(report.progress)
         self.scores.add(np.array(report.scores))
         self.lengths.extend(report.lengths)
         self.interval.add(report)
@@ -250,12 +251,14 @@ class Session:
         if self.loaded is not None:
             self._restore(source, self.loaded)
             self.logger.rewind(source.progress.steps)
-            self._tell_other_origin(now := origin(gpu_name(compute.device)))
-            save(self.experiment, self.directory / "config.json", now)  # flags may have changed it
+            self.origin = origin(gpu_name(compute.device))
+            self._tell_other_origin(self.origin)
         self.progress = progress = source.progress
         self.last_record = self.speed_since = (time.perf_counter(), progress.steps)
         if self.loaded is not None and progress.steps >= run.steps:
             self.event(f"already done: {progress.steps:,} of {run.steps:,} steps; --run.steps {2 * run.steps} goes on")
+        elif self.loaded is not None:
+            self._tell_changes()
         self.keeper.begin(progress)
         self.next_evaluation = (progress.steps // run.eval_every + 1) * run.eval_every if run.eval_every else 0
         self.interval.begin()
@@ -269,6 +272,20 @@ class Session:
             self.event(
                 f"versions or machine differ from before: {', '.join(changed)}; results may differ in their last bits"
             )
+
+    def _tell_changes(self) -> None:
+        """What flags have changed since the last session."""
+        saved = load(self.directory / "config.json", report=lambda sentence: None)
+        if changed := changed_fields(self.experiment, saved):
+            self.event(f"changed from here on: {', '.join(changed)}")
+
+    def _went_on(self, progress: Progress) -> None:
+        """Take in how far the run is. With its first step a resumed one is of this configuration, and not before: one
+        that was done already keeps that it learnt with."""
+        if self.origin is not None and progress.steps > self.progress.steps:
+            save(self.experiment, self.directory / "config.json", self.origin)
+            self.origin = None
+        self.progress = progress
 
     def _restore(self, source: Source, loaded: Loaded) -> None:
         """Go on from a checkpoint, or from an older one if it proves to be none of this run."""
@@ -302,7 +319,7 @@ class Session:
 
     def _finish(self, source: Source, with_envs: bool) -> None:
         assert self.logger is not None
-        self.progress = source.progress  # after an interruption, further on than the last report
+        self._went_on(source.progress)  # after an interruption, further on than the last report
         self._record_the_rest()
         self.logger.require_place()
         path = self.keeper.write(source, with_envs, last=True)

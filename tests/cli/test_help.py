@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from phalanx import __version__
+from phalanx.api import FIXED_ON_RESUME
 from phalanx.cli.help import UNUSED, USUAL, field_documents, is_unused, names
 from phalanx.cli.main import COMMANDS, main
 from phalanx.cli.options import StudyOptions
@@ -130,3 +131,12 @@ def test_the_help_of_train_names_every_topology(capsys):
         main(["train", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert all(name in text for name in TOPOLOGIES)
+
+
+def test_the_help_of_resume_names_what_a_run_keeps(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):  # how a parser ends that was asked for help
+        main(["resume", "--help"])
+    words = capsys.readouterr().out
+    fixed = [name for name in FIXED_ON_RESUME if name.rstrip(".") not in words]
+    assert not fixed and "sampler.batch" in words and "what it learns with" not in words
