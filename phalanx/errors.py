@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 class UserError(Exception):
@@ -50,6 +57,13 @@ def in_words(error: BaseException) -> str:
     message = " ".join(str(error).split())
     message = message if len(message) <= 300 else f"{message[:200]} ... {message[-80:]}"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """The file and the line of a user's code that an exception came from; empty where it came from none."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-50)  # one of endless recursion has thousands
+    theirs = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, OURS, "<"))]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
 
 
 def require(condition: bool, sentence: str) -> None:

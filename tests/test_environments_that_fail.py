@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ def test_a_step_that_ends_the_program_ends_the_run_with_its_name_and_a_checkpoin
     monkeypatch.setattr(Catch, "step", failing)
     assert train("a2c-catch", "--topology", "serial", "--sampler.decorrelation", 0, steps=5000) == 1
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == f"phalanx: environment 3 {words}"
+    line = end.__code__.co_firstlineno + 1
+    assert error.splitlines()[-1] == f"phalanx: environment 3 {words} ({Path(__file__).name}:{line})"
     assert error.count("Traceback (most recent call last)") == 1
     assert newest(tmp_path / "run").steps == 256
 
@@ -79,7 +81,7 @@ def test_every_call_of_an_environment_is_its_own_fault(monkeypatch, call, end, w
     }
     with pytest.raises(EnvironmentFailed) as raised:
         calls[call]()
-    assert str(raised.value) == f"environment 1 {words}"
+    assert str(raised.value).startswith(f"environment 1 {words} ({Path(__file__).name}:")
     assert raised.value.__cause__ is not None
 
 

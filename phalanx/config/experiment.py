@@ -344,7 +344,8 @@ class SamplerConfig:
     max_deaths: int = number(1_000, least=0, most=1_000_000_000)
     """Workers that may die within an hour before the run ends."""
     max_deaths_in_a_row: int = number(10, least=0, most=1_000_000_000)
-    """Times a worker may die in a row, without a step between two deaths, before the run ends."""
+    """Times a worker may die in a row, without a step between two deaths, before the run ends. If more than 10, so
+    many deaths of workers of one and the same exception end it, else 10."""
 
     @property
     def rollout_steps(self) -> int:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-import sysconfig
 from collections.abc import Callable
 from typing import Any
 
 from phalanx.config import GymnasiumConfig
-from phalanx.errors import UserError, in_words, require
+from phalanx.errors import LIBRARIES, UserError, in_words, require
 from phalanx.given import Given, is_code, is_lost, module_at, resolve
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
-
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def make_env(config: GymnasiumConfig, registered: Callable[..., Any]) -> Any:

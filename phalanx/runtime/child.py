@@ -44,6 +44,7 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.death_watch = -1  # readable when the process is dead
         self.traceback = ""  # of what it died of, once heard
+        self.has_confessed = False  # did it tell itself what it died of?
         self.failed_at_once = False  # before it had done anything, so that another try is of no use
 
     def start(
@@ -160,7 +161,8 @@ class Child:
         """Keep what a dying child says of its end."""
         if isinstance(message, tuple) and message[0] == "error":
             self.traceback = str(message[1])
-            self.failed_at_once = len(message) > 2 and bool(message[2])
+            self.has_confessed = len(message) > 2
+            self.failed_at_once = self.has_confessed and bool(message[2])
 
     def _receive(self, heartbeat: Callable[[], float]) -> Any:
         assert self.control is not None

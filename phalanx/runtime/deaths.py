@@ -1,5 +1,6 @@
 """How many children of a kind may die before a run ends: the budget is a rate, so that a death now and then never ends
-a long run. And what a run has died of so far, which its last words tell."""
+a long run; but the same exception again and again does. And what a run has died of so far, which its last words tell.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from phalanx.errors import RunError
 
 DIED = " died: "  # between the name of who died and the last words, in every sentence about a death
 BLAME = re.compile(r"phalanx\.errors\.EnvironmentFailed: environment \d+ (raised )?")
-LONGEST_CAUSE = 300  # characters
+LONGEST_CAUSE = 400  # characters: the longest sentence of an error, and its place
+SAME_EXCEPTION = 10  # deaths of the same exception in the same line, at least, before it is none of chance
 HOUR = 3600.0  # seconds: the time in which `most` children may die
 
 
@@ -29,9 +31,11 @@ class DeathBudget:
         self.deaths = 0
         self.last_hour: deque[float] = deque()
         self.in_a_row = [0] * children  # by child: deaths without anything done between them
+        self.exceptions: Counter[str] = Counter()  # that the children told as what they died of
 
-    def count(self, number: int, did_something: bool) -> None:
-        """A child died, after it did something or not; a RunError if that is one death too many."""
+    def count(self, number: int, did_something: bool, exception: str = "") -> None:
+        """A child died, after it did something or not, perhaps of an exception that it told; a RunError if that is one
+        death too many."""
         self.deaths += 1
         now = self.clock()
         self.last_hour.append(now)
@@ -43,11 +47,27 @@ class DeathBudget:
                 f"{self.kind} {number} died {self.in_a_row[number]} times in a row without a step; mend the "
                 "environment, whose last words are above, or allow more with --sampler.max-deaths-in-a-row"
             )
+        if exception:
+            self._look_for_a_mistake(cause_of(exception))
         if len(self.last_hour) > self.most:
             raise RunError(
                 f"more than {self.most} {self.kind}s died within an hour; mend the environment, whose last words "
                 "are above, or allow more with --sampler.max-deaths"
             )
+
+    def _look_for_a_mistake(self, cause: str) -> None:
+        """What comes again and again in the same words and line is a mistake in the code, not a simulator's mood."""
+        self.exceptions[cause] += 1
+        if self.exceptions[cause] >= max(SAME_EXCEPTION, self.most_in_a_row):
+            raise RunError(
+                f"{self.exceptions[cause]} {self.kind}s died of the same exception, {cause}; mend the environment, "
+                "or allow more with --sampler.max-deaths-in-a-row"
+            )
+
+
+def cause_of(words: str) -> str:
+    """The exception that a child died of, by the last line of its last words."""
+    return BLAME.sub("", words.strip().rpartition("\n")[2])[:LONGEST_CAUSE]
 
 
 class Deaths:
@@ -62,7 +82,7 @@ class Deaths:
         name, died, words = sentence.partition(DIED)
         if not died:
             return sentence
-        cause = BLAME.sub("", words.strip().rpartition("\n")[2])[:LONGEST_CAUSE]
+        cause = cause_of(words)
         self.causes[cause] += 1
         return sentence if self.causes[cause] == 1 else f"{name}{DIED}{cause}"
 

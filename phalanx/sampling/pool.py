@@ -161,4 +161,5 @@ class WorkerPool:
         )
         # The first request of a group begins an episode; only what comes after it is a step.
         steps = self.exchange.dones[:, dead.number] - self.done_at_birth[dead.number]
-        self.budget.count(dead.number, did_something=bool((steps > 1).any()))
+        exception = words if dead.has_confessed else ""
+        self.budget.count(dead.number, did_something=bool((steps > 1).any()), exception=exception)

@@ -15,7 +15,7 @@ import numpy as np
 
 from phalanx.config import Experiment
 from phalanx.envs import Env, ReplayingEnv
-from phalanx.errors import EnvironmentFailed, RunError, UserError, in_words
+from phalanx.errors import EnvironmentFailed, RunError, UserError, in_words, place_of
 from phalanx.runtime.seeds import Role, stream
 from phalanx.runtime.share import WHOLE, Share
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
@@ -42,7 +42,8 @@ def blame(index: int, error: BaseException) -> BaseException:
     if isinstance(error, UserError | RunError) or may_be_ctrl_c(error):
         return error
     words = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {in_words(error)}"
-    failure = EnvironmentFailed(f"environment {index} {words}")
+    place = place_of(error)
+    failure = EnvironmentFailed(f"environment {index} {words}{f' ({place})' if place else ''}")
     failure.__cause__ = error
     return failure
 

@@ -392,9 +392,18 @@ def test_an_id_that_a_script_registered_reaches_worker_processes(capsys):
 def test_deaths_of_workers_are_told_once_each_and_counted_at_the_end(tmp_path, capsys):
     overrides = {**SMALL, "topology": "synchronous", "sampler.workers": 2, "sampler.decorrelation": 0}
     run = phalanx.train("ppo-gym", env=f"{ENVS}:Breaks", overrides=overrides)
-    assert run.end == "256 steps done" and run.deaths == {"KeyError: 'broken env'": 2}
+    assert run.end == "256 steps done" and run.deaths == {"KeyError: 'broken env' (own_environments.py:55)": 2}
     shown = capsys.readouterr()
     shown = shown.out + shown.err
     assert shown.count("Traceback (most recent call last)") == 2  # of the environment, and of the worker around it
-    assert len([line for line in shown.splitlines() if line.endswith("died: KeyError: 'broken env'")]) == 1
-    assert "\n2 workers died (2 x KeyError: 'broken env')\n" in shown
+    assert (
+        len(
+            [
+                line
+                for line in shown.splitlines()
+                if line.endswith("died: KeyError: 'broken env' (own_environments.py:55)")
+            ]
+        )
+        == 1
+    )
+    assert "\n2 workers died (2 x KeyError: 'broken env' (own_environments.py:55))\n" in shown

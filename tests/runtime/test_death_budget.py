@@ -36,6 +36,25 @@ def test_deaths_in_a_row_are_those_of_one_child_that_did_nothing():
         budget.count(0, did_something=False)
 
 
+def test_the_same_exception_again_and_again_is_a_mistake_and_no_chance():
+    words = "Traceback:\nphalanx.errors.EnvironmentFailed: environment {} raised KeyError: 'left' (tiny.py:{})"
+    budget = DeathBudget("env worker", children=2, most=1000, most_in_a_row=10)
+    for death in range(9):
+        budget.count(0, did_something=True, exception=words.format(death, 29))
+        budget.count(1, did_something=True, exception=words.format(1, 100 + death))  # of another line each time
+        budget.count(1, did_something=True)  # killed by a signal
+    with pytest.raises(RunError, match=r"10 env workers died of the same exception, KeyError: 'left' \(tiny.py:29\)"):
+        budget.count(1, did_something=True, exception=words.format(7, 29))
+
+
+def test_more_deaths_of_the_same_exception_can_be_allowed():
+    budget = DeathBudget("env worker", children=1, most=1000, most_in_a_row=20)
+    for _ in range(19):
+        budget.count(0, did_something=True, exception="OSError: the simulator lost its connection")
+    with pytest.raises(RunError, match="20 env workers died of the same exception, OSError"):
+        budget.count(0, did_something=True, exception="OSError: the simulator lost its connection")
+
+
 def test_a_cause_is_told_with_its_traceback_once_and_counted():
     deaths = Deaths()
     broken = "env worker {} (environments [3]) died: Traceback:\n  File x\n{}"

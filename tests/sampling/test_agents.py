@@ -178,6 +178,14 @@ def test_a_death_is_an_event(fault):
     assert expected[fault] in story
 
 
+def test_a_mistake_in_the_code_of_an_environment_ends_the_run(monkeypatch):
+    monkeypatch.setattr("phalanx.runtime.deaths.SAME_EXCEPTION", 3)
+    with Agents(FaultyFactory("raise", always=True), 2, 2, max_deaths_in_a_row=2) as agents:
+        agents.play(2)
+        with pytest.raises(RunError, match="3 env workers died of the same exception, ValueError: the simulator fell"):
+            drive(agents, 40)
+
+
 def test_a_kill_is_one_death():
     """A dead process closes its socket and ends: two signs of one event. Its successor may be given the same numbers of
     descriptors, and is none that has died."""

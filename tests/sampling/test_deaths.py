@@ -67,6 +67,19 @@ def test_a_death_is_an_event(fault, groups, squads):
     assert expected[fault] in story
 
 
+def test_a_mistake_in_the_code_of_an_environment_ends_the_run(monkeypatch):
+    """It kills its worker in each episode, with steps between."""
+    monkeypatch.setattr("phalanx.runtime.deaths.SAME_EXCEPTION", 3)
+    reports = []
+    same = r"3 env workers died of the same exception, ValueError: the simulator fell over \(faulty.py:\d+\); mend the"
+    with (
+        ProcessEnvs(FaultyFactory("raise", always=True), 1, 2, max_deaths_in_a_row=2, report=reports.append) as envs,
+        pytest.raises(RunError, match=same),
+    ):
+        play(envs, 40)
+    assert len(reports) == 3
+
+
 def test_a_death_after_environments_have_moved_is_an_event_too():
     reports = []
     envs = ProcessEnvs(LedgerFactory(), 2, 4, 2, squads=2, balance=1e-9, report=reports.append)
