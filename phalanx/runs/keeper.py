@@ -50,6 +50,7 @@ class Keeper:
         self.must_not_be_torn = False  # would an interruption lose what is being written?
         self.due = False  # one is to be written as soon as nothing is under way
         self.last = (time.perf_counter(), 0)  # when the last one was begun, and its updates
+        self.saved = Progress()  # what the last one holds
 
     @property
     def writing(self) -> bool:
@@ -88,6 +89,7 @@ class Keeper:
             )
         contents = (snapshot.weights, {**as_state(snapshot), **self.memory()}, progress.steps, self.score())
         self.last, self.has_checkpoint = (time.perf_counter(), progress.updates), True
+        self.saved = progress
         if saver is not None and not last:
             self.background.write(*contents, saver)
             return None

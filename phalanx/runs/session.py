@@ -323,7 +323,8 @@ class Session:
         self._record_the_rest()
         self.logger.require_place()
         path = self.keeper.write(source, with_envs, last=True)
-        progress = self.progress
+        progress = self.progress = self.keeper.saved  # replicas go on until they are asked for their states
+        self._record_the_rest()
         score = "no game finished" if self.scores.mean is None else f"{self.scores.mean:.2f}"
         end = f"{self.stop_reason} after {self.time_s:.0f} s"
         self._write_event(f"{end}; the checkpoint is {path}")

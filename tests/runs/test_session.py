@@ -131,6 +131,20 @@ class TestRecords:
         assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps == 4 * 128
         assert "steps 512 " in capsys.readouterr().out
 
+    def test_the_last_record_and_the_summary_are_of_the_last_checkpoint_where_replicas_go_on(
+        self, train, tmp_path, monkeypatch, capsys
+    ):
+        snapshot = Replica.snapshot
+
+        def later(replica, *arguments):
+            found = snapshot(replica, *arguments)
+            return dataclasses.replace(found, clocks=dataclasses.replace(found.clocks, steps=found.clocks.steps + 96))
+
+        monkeypatch.setattr(Replica, "snapshot", later)
+        assert train("a2c-catch", "--topology", "serial", steps=512) == 0
+        assert records(tmp_path / "run")[-1]["steps"] == newest(tmp_path / "run").steps == 608
+        assert "steps 608 " in capsys.readouterr().out
+
     def test_the_speed_of_a_short_last_window_is_that_of_a_whole_one(self, tmp_path, monkeypatch):
         """Many replicas have stepped since the last report when the run ends, in next to no time since the record."""
         clock, speeds = [0.0], []
