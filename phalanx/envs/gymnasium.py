@@ -9,8 +9,10 @@ begins the next one.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,9 +197,26 @@ class GymnasiumEnv:
         self._steps += 1
         if self._steps <= LONGEST_REPLAY:
             self._actions.append(action)
-        self._score += float(reward)
-        truncated = bool(truncated) or self._steps == self._config.max_steps
-        return observation, float(reward), bool(terminated), truncated
+        reward = self._number(reward)
+        self._score += reward
+        terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        return observation, reward, terminated, truncated or self._steps == self._config.max_steps
+
+    def _number(self, reward: Any) -> float:
+        """The reward, which may be a number of numpy or torch as well."""
+        if not isinstance(reward, str | bytes):
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # whatever cannot be one raises
+                return float(reward)
+        raise UserError(f"{_name(self._env)}.step returned the reward {_short(reward)}; it must be a number")
+
+    def _flag(self, name: str, value: Any) -> bool:
+        """What says whether the episode is over, which may be a number or a single value of an array as well."""
+        if value is True or value is False:
+            return value
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            if not isinstance(value, str | bytes) and float(value) in (0.0, 1.0):
+                return bool(value)
+        raise UserError(f"{_name(self._env)}.step returned {_short(value)} as {name}; it must be True or False")
 
     def _episode_seed(self, episode: int) -> int:
         child = np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._seed.spawn_key, episode))
@@ -232,6 +251,11 @@ def _own_layers(env: Any) -> Iterator[Any]:
 def _name(env: Any) -> str:
     """Of the class that is to be looked into, should the environment do something wrong."""
     return type(next(_own_layers(env))).__name__
+
+
+def _short(value: Any) -> str:
+    """What an environment returned, on one line."""
+    return textwrap.shorten(repr(value), 80, placeholder=" ...") or type(value).__name__
 
 
 def _unpacked_in_vain(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,32 @@ def test_reward_is_shaped_and_score_is_raw(scripted: Any, reward: str, shaped: f
     env.reset(frame_of(env))
     outcome = env.step(0, frame_of(env))
     assert (outcome.reward, outcome.score) == (shaped, -3.0)
+
+
+@pytest.mark.parametrize("reward", [None, "much", np.ones(2), [1.0]])
+def test_a_reward_that_is_no_number_is_told(scripted: Any, reward: Any) -> None:
+    env = scripted(reward=reward)
+    env.reset(frame_of(env))
+    words = re.escape(f"Scripted.step returned the reward {reward!r}; it must be a number")
+    with pytest.raises(UserError, match=f"^{words}$"):
+        env.step(0, frame_of(env))
+
+
+@pytest.mark.parametrize("value", [None, "no", {}, np.zeros(2, bool), 2])
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_an_end_that_is_neither_true_nor_false_is_told(scripted: Any, name: str, value: Any) -> None:
+    env = scripted(length=1, ends=(value, False) if name == "terminated" else (False, value))
+    env.reset(frame_of(env))
+    words = re.escape(f"Scripted.step returned {value!r} as {name}; it must be True or False")
+    with pytest.raises(UserError, match=f"^{words}$"):
+        env.step(0, frame_of(env))
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_, int, np.float32])
+def test_numbers_of_any_kind_are_rewards_and_ends(scripted: Any, kind: Any) -> None:
+    env = scripted(length=1, ends=(kind(1), kind(0)), reward=kind(1))
+    env.reset(frame_of(env))
+    assert tuple(env.step(0, frame_of(env))) == (1.0, 1.0, True, False)
 
 
 @pytest.mark.parametrize("reward", ["raw", "sign", "clip"])
