@@ -126,8 +126,7 @@ def forks(monkeypatch):
 
 class TestDeaths:
     def test_a_killed_replica_is_named_and_replaced(self, train, tmp_path, monkeypatch):
-        """kill -9 at random moments of one run, of processes that start from nothing: it goes on, and what it has learnt
-        is finite."""
+        """kill -9 of whole processes at random moments of one run: it goes on, and what it has learnt is finite."""
         chance, killed = np.random.default_rng(0), []
         reports = team.Team.reports
 
