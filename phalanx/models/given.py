@@ -49,6 +49,13 @@ class GivenTorso(nn.Module):
         return int(given.shape[1])
 
 
+def _drops(part: nn.Module) -> bool:
+    """Does it set features to zero by chance?"""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    return isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0
+
+
 def given_torso(config: ModelConfig, spec: EnvSpec, stack: int, offset: float, scale: float) -> GivenTorso:
     """The torso that a user's function makes, or one sentence that says why it does not fit."""
     make, name = resolve(config.torso, "model.torso"), f"model.torso {spoken(config.torso)}"
@@ -64,6 +71,10 @@ def given_torso(config: ModelConfig, spec: EnvSpec, stack: int, offset: float, s
                 for part in inner.modules()
             ),
             "it keeps running means, which no store holds; use LayerNorm or GroupNorm instead of BatchNorm",
+        )
+        require(
+            not any(_drops(part) for part in inner.modules()),
+            "it has Dropout, and those who act and those who learn would see different networks; leave it out",
         )
         require(any(True for _ in inner.parameters()), "it has nothing to learn: it has no parameters")
         return GivenTorso(inner, seen, offset, scale)

@@ -52,6 +52,10 @@ def with_running_means(spec: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8))
 
 
+def with_dropout(spec: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoderLayer(8, 2, dropout=0.0), nn.Dropout(0.5))
+
+
 def without_features(spec: Any) -> nn.Module:
     return nn.Linear(2, 3)
 

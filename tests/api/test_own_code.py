@@ -282,6 +282,11 @@ def test_a_variant_of_our_configuration_keeps_the_preset_values_and_its_own_defa
         ({"env": "os:system", "overrides": {"env.kwargs": {"command": "touch harm"}}}, "is neither a class of Gymn"),
         ({"env": "torch:load", "overrides": {"env.kwargs": {"f": "harm"}}}, "is a function of an installed package"),
         ({"model": own.with_running_means}, "with_running_means does not fit: it keeps running means"),
+        ({"model": own.with_dropout}, "with_dropout does not fit: it has Dropout, and those who act and those who"),
+        (
+            {"model": lambda spec: own.nn.Sequential(own.nn.Linear(4, 8), own.nn.MultiheadAttention(8, 2, dropout=0.1))},
+            "lambda does not fit: it has Dropout",
+        ),
         ({"model": own.without_features}, r"without_features does not fit inputs of shape \(4,\): RuntimeError"),
         (
             {"model": own.flat},
