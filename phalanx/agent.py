@@ -158,7 +158,7 @@ def load_agent(
     saved = load(directory / "config.json")
     refuse_in_vain(saved, env=env, wrap=wrap, model=model)
     saved = given_again(saved, directory, env=env, wrap=wrap, model=model)
-    experiment = saved.validate()
+    experiment = saved.validate(learns=False)
     checkpoints = run_checkpoints(experiment, directory, tell)
     loaded = checkpoints.load_best() if best else checkpoints.load()
     compute = choose_compute(dataclasses.replace(experiment.run, device=device or experiment.run.device), instead)

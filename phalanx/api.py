@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config.code import given_again, remember, with_code
+from phalanx.config.code import given_again, remember, with_code, with_whole_paths
 from phalanx.config.experiment import Experiment
 from phalanx.config.overrides import with_overrides
 from phalanx.config.presets import default_preset
@@ -182,7 +182,7 @@ def _check_cluster(experiment: Experiment) -> None:
 
 def refuse_changes(experiment: Experiment, saved: Experiment) -> None:
     """Of what a resumed run cannot change."""
-    for name, (old, _) in difference(experiment, saved).items():
+    for name, (old, _) in difference(with_whole_paths(experiment), with_whole_paths(saved)).items():
         if name.startswith((*FIXED_ON_RESUME, *_fixed_by(saved))):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
 

@@ -79,6 +79,12 @@ def is_code(text: str) -> bool:
     return ":" in text and text.isprintable() and len(text) <= LONGEST_NAME
 
 
+def whole_path(text: str) -> str:
+    """The same with the whole path of a file, so that it is found from another directory, too."""
+    place, _, name = text.rpartition(":")
+    return f"{os.path.abspath(place)}:{name}" if place.endswith(".py") and not text.startswith(MARK) else text
+
+
 def is_lost(text: str) -> bool:
     """Was it given by value to a run that an earlier process made? Then only its name is left."""
     return text.startswith(MARK) and not isinstance(text, Given)

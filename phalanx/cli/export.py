@@ -54,10 +54,12 @@ def command(arguments: list[str]) -> int:
     positive(options.games, "--games")
     not_negative(options.seed, "--seed")
     positive(options.max_frames, "--max-frames")
+    from phalanx.config.code import refuse_own_files
     from phalanx.config.stored import existing_run, load
     from phalanx.runs.directory import run_checkpoints
 
-    experiment = load(existing_run(options.run) / "config.json").validate()
+    experiment = load(existing_run(options.run) / "config.json").validate(learns=False)
+    refuse_own_files(experiment, options.run)
     taken = os.path.lexists(options.out)
     require(not taken, f"{options.out} exists already; choose another directory, or remove it")
     checkpoints = run_checkpoints(experiment, options.run, tell)

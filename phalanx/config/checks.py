@@ -31,11 +31,13 @@ from phalanx.given import is_code
 LEAST_EPSILON = 1e-30  # beside any gradient nothing, but float32 does not take it, or its square root, for zero
 
 
-def check(experiment: Experiment) -> None:
-    """Every check of values that are within their bounds, or a UserError from the first that fails."""
+def check(experiment: Experiment, learns: bool = True) -> None:
+    """Every check of values that are within their bounds, or a UserError from the first that fails. What a user's own
+    algorithm reads, only its code can tell, which need not be there for an agent that only plays."""
     _choices(experiment)
-    checks = (_atari, _gymnasium, _sampler, _algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas)
-    for one in (*checks, _optimizer, _model):
+    learning = (_algorithm, _overlap, _asynchronous, _ga3c, _cluster, _replicas)
+    asked = learning if learns or not experiment.algorithm.code else (_grid,)
+    for one in (_atari, _gymnasium, _sampler, *asked, _optimizer, _model):
         one(experiment)
 
 
@@ -118,13 +120,15 @@ def _algorithm(experiment: Experiment) -> None:
             algorithm.log_floor == 0 or algorithm.log_floor >= LEAST_EPSILON,
             f"algorithm.log_floor is {algorithm.log_floor}, too little for float32; use 0 or at least {LEAST_EPSILON}",
         )
-    if isinstance(algorithm, C51Config):
-        _grid(algorithm)
+    _grid(experiment)
     if isinstance(algorithm, DQNConfig):
         _replay(algorithm, of_a_batch, experiment.sampler.environments, experiment.env.stack)
 
 
-def _grid(algorithm: C51Config) -> None:
+def _grid(experiment: Experiment) -> None:
+    algorithm = experiment.algorithm
+    if not isinstance(algorithm, C51Config):
+        return
     low, high, atoms = algorithm.v_min, algorithm.v_max, algorithm.atoms
     require(low < high, "algorithm.v_min must be less than algorithm.v_max")
     # float32 has 24 bits: with fewer than 4 of them for a step, points would be far from even, or fall together

@@ -26,6 +26,7 @@ from phalanx.given import (
     is_code,
     is_found_again,
     is_lost,
+    whole_path,
 )
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
@@ -45,7 +46,7 @@ def with_code(experiment: Experiment, env: Any = None, model: Any = None, algori
         experiment = dataclasses.replace(experiment, model=torso)
     if algorithm is not None:
         text = _text(algorithm, "algorithm", "a class with batches and loss")
-        if text != experiment.algorithm.code:  # else its own settings stay
+        if text != whole_path(experiment.algorithm.code):  # else its own settings stay
             experiment = with_algorithm(experiment, text)
     return experiment
 
@@ -70,7 +71,7 @@ def _with_env(experiment: Experiment, env: Any) -> Experiment:
 
 def _text(thing: str | Callable[..., Any], name: str, wanted: str) -> str:
     if isinstance(thing, str):
-        return known_everywhere(thing) if name == "env" else thing
+        return whole_path(known_everywhere(thing) if name == "env" else thing)
     if not callable(thing):
         raise UserError(f"{name}= is {_a(type(thing).__name__)}; give a name or {wanted}")
     return by_name_or_value(thing)
@@ -98,6 +99,16 @@ def code_of(experiment: Experiment) -> dict[str, str]:
         if hasattr(getattr(experiment, part), field):
             found[name] = getattr(getattr(experiment, part), field)
     return found
+
+
+def with_whole_paths(experiment: Experiment) -> Experiment:
+    """The experiment with the whole paths of files with code, as its run directory keeps them."""
+    for name, text in code_of(experiment).items():
+        part, _, field = name.partition(".")
+        if (whole := whole_path(text)) != text:
+            changed = dataclasses.replace(getattr(experiment, part), **{field: whole})
+            experiment = dataclasses.replace(experiment, **{part: changed})
+    return experiment
 
 
 def remember(experiment: Experiment, directory: Path) -> None:
@@ -129,7 +140,7 @@ def refuse_in_vain(saved: Experiment, **given: Any) -> None:
     for name, thing in given.items():
         present = code_of(saved).get(AGAIN[name], saved.env.name)
         require(
-            thing is None or is_lost(present) or _text(thing, name, "the code again") == present,
+            thing is None or is_lost(present) or _text(thing, name, "the code again") == whole_path(present),
             f"{name}= gives code again that the run got as a Python object, but its {AGAIN[name]} is "
             f"{present or 'empty'}, which is found by its name; leave {name}= out",
         )

@@ -643,13 +643,14 @@ class Experiment:
         horizon = sampler.batch // sampler.environments
         return dataclasses.replace(self, sampler=dataclasses.replace(sampler, horizon=horizon)).with_derived_values()
 
-    def validate(self) -> Experiment:
-        """The experiment with its derived values, or a UserError that says which values do not fit together."""
+    def validate(self, learns: bool = True) -> Experiment:
+        """The experiment with its derived values, or a UserError that says which values do not fit together. Of an
+        agent that only plays, code of an algorithm is not looked for."""
         from phalanx.config.checks import check, check_bounds
 
         check_bounds(self)  # first, as numbers without bounds can take hours to divide
         experiment = self.with_derived_values()
-        check(experiment)
+        check(experiment, learns)
         return experiment
 
 

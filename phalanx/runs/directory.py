@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import Experiment
+from phalanx.config.code import with_whole_paths
 from phalanx.config.stored import save
 from phalanx.errors import UserError, tell
 from phalanx.files import remove
@@ -45,7 +46,7 @@ def new_directory(experiment: Experiment, report: Callable[[str], None] = tell) 
         else:
             directory.mkdir()
         made.append(directory)
-        save(experiment, directory / "config.json", origin(gpu_name(choose_compute(run).device)))
+        save(with_whole_paths(experiment), directory / "config.json", origin(gpu_name(choose_compute(run).device)))
     except BaseException as error:
         _unmake(made)
         if not isinstance(error, OSError):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from phalanx.config import Experiment
-from phalanx.config.code import code_of
+from phalanx.config.code import code_of, with_whole_paths
 from phalanx.config.stored import changed_fields, load, load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
@@ -276,14 +276,14 @@ class Session:
     def _tell_changes(self) -> None:
         """What flags have changed since the last session."""
         saved = load(self.directory / "config.json", report=lambda sentence: None)
-        if changed := changed_fields(self.experiment, saved):
+        if changed := changed_fields(with_whole_paths(self.experiment), saved):
             self.event(f"changed from here on: {', '.join(changed)}")
 
     def _went_on(self, progress: Progress) -> None:
         """Take in how far the run is. With its first step a resumed one is of this configuration, and not before: one
         that was done already keeps that it learnt with."""
         if self.origin is not None and progress.steps > self.progress.steps:
-            save(self.experiment, self.directory / "config.json", self.origin)
+            save(with_whole_paths(self.experiment), self.directory / "config.json", self.origin)
             self.origin = None
         self.progress = progress
 

@@ -201,6 +201,36 @@ def test_code_in_a_run_directory_is_not_executed(capsys):
     assert not Path("harm").exists()
 
 
+def test_an_agent_is_found_from_another_directory_and_needs_no_algorithm(tmp_path, capsys, monkeypatch):
+    """Files are kept with their whole path; code of the algorithm is asked for, and executed, by a resume only."""
+    Path("mine.py").write_text(ENVS.read_text())
+    Path("learns.py").write_text(FILE.read_text())
+    given = {"env": "mine.py:make", "model": "learns.py:torso", "algorithm": "learns.py:Plain"}
+    run = phalanx.train("ppo-gym", **given, overrides={**SMALL, "sampler.horizon": 3, "run.steps": 60}, quiet=True)
+    again = phalanx.resume(run.directory, **given, overrides={"run.steps": 120}, quiet=True)
+    phalanx.load(run.directory, env="mine.py:make", model="learns.py:torso").close()
+    directory, config = run.directory.resolve(), run.directory.resolve() / "config.json"
+    kept = json.loads(config.read_text())
+    assert kept["env"]["id"] == f"{tmp_path}/mine.py:make" and again.records[-1]["steps"] >= 120
+    harm = tmp_path / "harm.py"
+    harm.write_text(f"open({str(tmp_path / 'harm')!r}, 'w')")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("nowhere.py:Plain", f"{harm}:Plain", "given:Plain"):
+        kept["algorithm"]["code"] = name
+        config.write_text(json.dumps(kept))
+        assert main(["eval", str(directory), "--games", "1"]) == 0
+    assert main(["export", str(directory), "out", "--games", "1"]) == 0
+    phalanx.load(directory).close()
+    own_file = directory / "harm.py"
+    own_file.write_text(harm.read_text())
+    kept["algorithm"]["code"] = f"{own_file}:Plain"
+    config.write_text(json.dumps(kept))
+    assert [main([*words, str(directory)]) for words in (["eval"], ["resume"])] == [2, 2]
+    assert main(["export", str(directory), "more"]) == 2
+    assert not (tmp_path / "harm").exists()
+
+
 def test_modules_of_a_run_directory_are_not_executed(capsys, monkeypatch):
     """Neither as parts of a namespace package nor from within the directory, by the name of a package that is missing,
     say; but names from elsewhere are found there, too."""
@@ -284,7 +314,11 @@ def test_a_variant_of_our_configuration_keeps_the_preset_values_and_its_own_defa
         ({"model": own.with_running_means}, "with_running_means does not fit: it keeps running means"),
         ({"model": own.with_dropout}, "with_dropout does not fit: it has Dropout, and those who act and those who"),
         (
-            {"model": lambda spec: own.nn.Sequential(own.nn.Linear(4, 8), own.nn.MultiheadAttention(8, 2, dropout=0.1))},
+            {
+                "model": lambda spec: own.nn.Sequential(
+                    own.nn.Linear(4, 8), own.nn.MultiheadAttention(8, 2, dropout=0.1)
+                )
+            },
             "lambda does not fit: it has Dropout",
         ),
         ({"model": own.without_features}, r"without_features does not fit inputs of shape \(4,\): RuntimeError"),
