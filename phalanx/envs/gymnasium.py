@@ -21,7 +21,7 @@ import numpy as np
 from phalanx.config import GymnasiumConfig
 from phalanx.envs.given import make_env
 from phalanx.envs.layout import frame_layout
-from phalanx.envs.packages import register, unregistered
+from phalanx.envs.packages import atari_game, is_atari, register, unregistered
 from phalanx.envs.rewards import REWARDS
 from phalanx.errors import UserError, in_words
 from phalanx.runtime.signals import LEAVING, may_be_ctrl_c
@@ -41,6 +41,8 @@ def make(name: Any, **arguments: Any) -> Any:
         raise UserError(
             "Gymnasium environments need the package gymnasium; install it with: pip install gymnasium"
         ) from None
+    if isinstance(name, str) and is_atari(name, gymnasium.registry):
+        raise atari_game(name)
     errors = gymnasium.error
     try:
         try:

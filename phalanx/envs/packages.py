@@ -7,12 +7,13 @@ it is installed; `unregistered` is the sentence for an id that stays unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from phalanx.config.kinds import game_of
 from phalanx.errors import UserError, nearest
@@ -61,12 +62,24 @@ def register(name: str) -> bool:
     return bool(named) or (package is not None and _is_installed(package))
 
 
+def is_atari(name: str, registry: Mapping[str, Any]) -> bool:
+    """Is it an id that ale_py has registered, with or without its version?"""
+    specs = [registry[name]] if name in registry else [spec for spec in registry.values() if spec.name == name]
+    return name.startswith("ALE/") or any(str(spec.entry_point).startswith("ale_py") for spec in specs)
+
+
+def atari_game(name: str) -> UserError:
+    """The error for an Atari game as an environment of Gymnasium, which would show raw frames."""
+    return UserError(
+        f"'{name}' is an Atari game; use a preset such as ppo and --env.game {game_of(name) or 'NAME'}, "
+        "which is much faster"
+    )
+
+
 def unregistered(name: str, registered: Iterable[str]) -> UserError:
     """The error for an id that nobody has registered."""
-    if (game := game_of(name)) or name.startswith("ALE/"):
-        return UserError(
-            f"'{name}' is an Atari game; use a preset such as ppo and --env.game {game or 'NAME'}, which is much faster"
-        )
+    if game_of(name) or name.startswith("ALE/"):
+        return atari_game(name)
     package = _package(name)
     if package is not None and not _is_installed(package):
         return UserError(f"{name} needs {package.install}; pip install {package.install}")

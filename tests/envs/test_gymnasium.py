@@ -232,15 +232,21 @@ def test_what_does_not_fit_is_refused(name: str, words: str) -> None:
 
 
 def test_atari_games_have_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless something has registered them with Gymnasium."""
+    """Whether something has registered them with Gymnasium, or not; what others call so is theirs."""
     gymnasium = pytest.importorskip("gymnasium")
-
-    def fail(*arguments: Any, **keywords: Any) -> Any:
-        raise gymnasium.error.NamespaceNotFound("Namespace ALE not found")
-
-    monkeypatch.setattr(gymnasium, "make", fail)
-    with pytest.raises(UserError, match="'ALE/Pong-v5' is an Atari game; use a preset"):
-        GymnasiumEnv(GymnasiumConfig(id="ALE/Pong-v5"), np.random.SeedSequence(0))
+    gymnasium.register_envs(pytest.importorskip("ale_py"))
+    names = ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongNoFrameskip"]
+    others = {name: spec for name, spec in gymnasium.registry.items() if "CartPole" in name}
+    for registered, module in ((gymnasium.registry, ["ale_py:ALE/Pong-v5"]), (others, [])):
+        monkeypatch.setattr(gymnasium, "registry", registered)
+        monkeypatch.setattr(gymnasium.envs.registration, "registry", registered)
+        for name in names + module:
+            with pytest.raises(
+                UserError, match=r"Pong\S+ is an Atari game; use a preset such as ppo and --env.game pong"
+            ):
+                GymnasiumEnv(GymnasiumConfig(id=name), np.random.SeedSequence(0))
+    gymnasium.register("Pong-v9", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+    GymnasiumEnv(GymnasiumConfig(id="Pong-v9"), np.random.SeedSequence(0)).close()
 
 
 def test_a_replayed_episode_gives_a_sign_of_life_at_every_step(scripted: Any) -> None:
