@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig
+from phalanx.config.experiment import AtariConfig, Experiment, GymnasiumConfig, SerialConfig, SynchronousConfig
 from phalanx.errors import UserError
-from phalanx.given import is_code
+from phalanx.given import is_lost
 
 SELECTS = {"game": AtariConfig, "id": GymnasiumConfig}
 """The fields of `env` that name an environment, and the kind that has them."""
@@ -18,7 +18,7 @@ def refuse_other_kind(base: Experiment, field: str, value: str) -> None:
     """Refuse `env.game` or `env.id` where the preset plays no environment of that kind, and a game that is an id of
     Gymnasium; `value` is what it was to be."""
     right = isinstance(base.env, SELECTS.get(field, object))
-    if is_code(value) or (right and not (field == "game" and is_id(value))):
+    if right and not (field == "game" and is_id(value)):
         return
     name = type(base.algorithm).__name__.removesuffix("Config").lower()
     game = game_of(value)  # not before: importing ale_py registers its ids with Gymnasium
@@ -26,7 +26,9 @@ def refuse_other_kind(base: Experiment, field: str, value: str) -> None:
         raise UserError(f"'{value}' is the Atari game {game}: {_both(base.preset, 'game', game)}")
     if field == "game" and not right:
         raise UserError(f"{base.preset} plays {_kind(base)}; for Atari: {_both(name, 'game', game or value)}")
-    raise UserError(f"{base.preset} plays {_kind(base)}; for Gymnasium: {_both(f'{name}-gym', 'id', value)}")
+    raise UserError(
+        f"{base.preset} plays {_kind(base)}; for Gymnasium: {_both(f'{name}-gym', 'id', value, _further(base))}"
+    )
 
 
 def environments_named(flags: list[str]) -> Iterator[tuple[str, str]]:
@@ -58,6 +60,15 @@ def _kind(base: Experiment) -> str:
     return "Gymnasium environments" if isinstance(base.env, GymnasiumConfig) else f"{base.env.name}, a toy"
 
 
-def _both(preset: str, field: str, value: str) -> str:
-    """How it is said on the command line and from Python."""
-    return f'phalanx train {preset} --env.{field} {value}, or phalanx.train("{preset}", env="{value}")'
+def _further(base: Experiment) -> str:
+    """The topology that a preset is named for, which the one for Gymnasium has not."""
+    return "" if isinstance(base.topology, SerialConfig | SynchronousConfig) else base.topology.name
+
+
+def _both(preset: str, field: str, value: str, topology: str = "") -> str:
+    """How it is said on the command line and from Python; there alone for an object that has no name."""
+    flag, override = (f" --topology {topology}", f', overrides={{"topology": "{topology}"}}') if topology else ("", "")
+    if is_lost(value):
+        return f'phalanx.train("{preset}", env=...{override})'
+    command = f"phalanx train {preset} --env.{field} {value}{flag}"
+    return f'{command}, or phalanx.train("{preset}", env="{value}"{override})'

@@ -348,6 +348,12 @@ def test_every_field_is_explained(kind):
         ("ppo", "game=CartPole-v1", "for Gymnasium: phalanx train ppo-gym --env.id CartPole-v1"),
         ("appo", "game=BreakoutNoFrameskip-v4", "is the Atari game breakout: phalanx train appo --env.game breakout"),
         ("dqn-gym", "game=pong", "plays Gymnasium environments; for Atari: phalanx train dqn --env.game pong"),
+        (
+            "ga3c",
+            "id=tiny:Tiny",
+            "ga3c plays Atari games; .* phalanx train a2c-gym --env.id tiny:Tiny --topology ga3c, or",
+        ),
+        ("a3c", "id=CartPole-v1", r'"a2c-gym", env="CartPole-v1", overrides={"topology": "asynchronous"}\)$'),
         ("a2c-catch", "id=CartPole-v1", "plays catch, a toy; for Gymnasium: phalanx train a2c-gym --env.id CartPole"),
     ],
 )
@@ -358,8 +364,15 @@ def test_an_environment_of_the_other_kind_is_refused_with_the_preset_that_plays_
             parse_experiment("train", [name, *words])
     with pytest.raises(UserError, match=sentence):
         with_overrides(preset(name), {f"env.{field}": value})
+    if value == "tiny:Tiny":  # code may be of any kind
+        return
     with pytest.raises(UserError, match=sentence.partition(" ")[2]):
         with_code(preset(name), env=value) if field == "id" else with_overrides(preset(name), {"env.game": value})
+
+
+def test_an_environment_without_a_name_is_refused_without_one():
+    with pytest.raises(UserError, match=r'for Gymnasium: phalanx.train\("ppo-gym", env=...\)$'):
+        with_overrides(preset("ppo"), {"env.id": lambda: None})
 
 
 def test_whole_numbers_may_be_written_with_a_power_of_ten():
