@@ -21,6 +21,9 @@ from phalanx.given import is_code, is_lost, resolve, spoken
 
 OURS: tuple[type[AlgorithmConfig], ...] = (C51Config, DQNConfig, PPOConfig, A2CConfig)
 
+LEARNS_BY: dict[str, type] = {config.__name__.removesuffix("Config"): config for config in OURS}
+"""The configuration that each algorithm of ours reads."""
+
 READ_AROUND_Q_LEARNING = {
     *("discount", "n_step", "replay_size", "learning_starts", "prioritized", "priority_exponent", "new_priority"),
     *("checkpoint_replay", "dueling", "atoms", "v_min", "v_max"),
@@ -35,6 +38,12 @@ def with_algorithm(experiment: Experiment, text: str) -> Experiment:
     require(is_code(text), f"algorithm '{text}' names no class; give one as module:Class or file.py:Class")
     kind, present = _config_class(text), experiment.algorithm
     ours = next((one for one in OURS if kind is not None and issubclass(kind, one)), type(present))
+    parent = _of_ours(text)
+    require(
+        kind is not None or isinstance(present, LEARNS_BY.get(parent, object)),
+        f"{spoken(text)} learns by the settings of {parent}, but {experiment.preset} has those of "
+        f"{type(present).__name__.removesuffix('Config')}; use a preset of {parent}, or give the class a Config",
+    )
     values = {}
     if isinstance(present, ours):
         values = {field.name: getattr(present, field.name) for field in dataclasses.fields(ours)}
@@ -42,6 +51,12 @@ def with_algorithm(experiment: Experiment, text: str) -> Experiment:
         values |= _changed_defaults(kind, ours)
     algorithm = ours(**{**values, "code": text, "settings": ""})
     return dataclasses.replace(experiment, algorithm=with_own_values(algorithm, {}))
+
+
+def _of_ours(text: str) -> str:
+    """The name of the algorithm of ours that a user's class is, or inherits from; empty if it does from none."""
+    kinds = learner_class(text).__mro__
+    return next((kind.__name__ for kind in kinds if kind.__module__.startswith("phalanx.algorithms.")), "")
 
 
 def learner_class(text: str) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from phalanx.algorithms import Algorithm
 from phalanx.algorithms.schedules import Schedule
 from phalanx.deferred import DeferredBatch
-from phalanx.errors import NotFinite
+from phalanx.errors import NotFinite, UserError
 from phalanx.learning.averages import MetricAverager
 from phalanx.parameters.flat import FlatParameters
 from phalanx.runtime.clocks import Clocks
@@ -108,6 +108,9 @@ class Learner:
         self.parameters.clear()
         with self.compute.autocast():
             loss = self.algorithm.loss(self.model, batch, scalars)
+        if not isinstance(loss, Loss):  # it may be somebody else's code
+            name, kind = type(self.algorithm).__name__, type(loss).__name__
+            raise UserError(f"{name}.loss must return phalanx.types.Loss(total, metrics), not {kind}")
         loss.total.backward()
         self.parameters.gather()
         return loss, Gradient(self.parameters.grad, loss.total.detach(), self.clocks.version)

@@ -336,6 +336,24 @@ def test_code_that_does_not_fit_is_one_sentence_and_leaves_nothing(tmp_path, giv
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["A2C", "SameA2C"])
+@pytest.mark.parametrize("preset", ["ppo-gym", "dqn-gym"])
+def test_ours_learns_by_its_own_settings_only(tmp_path, preset, name):
+    theirs = preset.partition("-")[0].upper()
+    with pytest.raises(
+        phalanx.UserError, match=rf"{name} learns by the settings of A2C, but {preset} has those of {theirs}; "
+    ):
+        phalanx.train(preset, algorithm=getattr(own, name), quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("topology", ["serial", "asynchronous"])
+def test_a_loss_that_is_a_tensor_is_one_sentence(topology):
+    sentence = r"Bare.loss must return phalanx.types.Loss\(total, metrics\), not Tensor"
+    with pytest.raises((phalanx.UserError, phalanx.RunError), match=sentence):
+        phalanx.train("a2c-gym", algorithm=own.Bare, overrides={**SMALL, "topology": topology}, quiet=True)
+
+
 def test_an_environment_that_fails_later_is_named_with_its_traceback():
     def fails() -> gymnasium.Env:
         return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: {}["nobody home"])
