@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.config.code import given_again, remember, with_code, with_whole_paths
 from phalanx.config.experiment import Experiment
-from phalanx.config.overrides import with_overrides
+from phalanx.config.overrides import dotted, with_overrides
 from phalanx.config.presets import default_preset
 from phalanx.config.presets import preset as preset_named
 from phalanx.config.stored import difference, existing_run, load
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 FIXED_ON_RESUME = ("env.", "model.", "sampler.environments", "optimizer.rule", "run.seed", "run.name", "run.directory")
 """Values that a resumed run cannot change."""
+SAID_BY = {
+    "env": ("env.id", "env.game", "env.name"),
+    "wrap": ("env.wrap",),
+    "model": ("model.torso",),
+    "algorithm": ("algorithm", "algorithm.code"),
+}
+"""The fields that arguments set."""
 MOST_RECORDS = 1 << 30  # bytes of them
 
 
@@ -86,6 +93,8 @@ def train(
     """
     base = preset_named(default_preset() if preset == "default" else preset) if isinstance(preset, str) else preset
     require(isinstance(base, Experiment), f"{base!r} is neither a preset's name nor an Experiment")
+    _refuse_calling(on_record)
+    _refuse_twice(overrides or {}, env=env, model=model, algorithm=algorithm)
     experiment = with_overrides(with_code(base, env, model, algorithm), overrides or {}).validate()
     _refuse_torchrun()
     with contextlib.closing(_screen(experiment, quiet)) as screen:
@@ -108,6 +117,8 @@ def resume(
     `wrap` is that of `env.wrap`."""
     directory = existing_run(Path(directory))
     again = {"env": env, "wrap": wrap, "model": model, "algorithm": algorithm}
+    _refuse_calling(on_record)
+    _refuse_twice(overrides or {}, **again)
     saved = given_again(load(directory / "config.json"), directory, **again)
     experiment = with_overrides(with_code(saved, env, model, algorithm), overrides or {}).validate()
     refuse_changes(experiment, saved)
@@ -185,6 +196,20 @@ def refuse_changes(experiment: Experiment, saved: Experiment) -> None:
     for name, (old, _) in difference(with_whole_paths(experiment), with_whole_paths(saved)).items():
         if name.startswith((*FIXED_ON_RESUME, *_fixed_by(saved))):
             raise UserError(f"a resumed run keeps its {name} ({old}); start a new run to change it")
+
+
+def _refuse_calling(on_record: Any) -> None:
+    """What cannot be called with a record, before anything is made."""
+    kind = type(on_record).__name__
+    require(on_record is None or callable(on_record), f"on_record= is {kind}; give a function that takes a record")
+
+
+def _refuse_twice(overrides: Mapping[str, Any], **given: Any) -> None:
+    """Of what an argument says, nothing else may be said by `overrides`."""
+    for name, thing in given.items():
+        found = next((key for key in overrides if dotted(key) in SAID_BY[name]), None)
+        both = f"{name}= and overrides[{found!r}] say the same; give one of them"
+        require(thing is None or found is None, both)
 
 
 def _fixed_by(saved: Experiment) -> list[str]:

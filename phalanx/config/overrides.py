@@ -24,7 +24,13 @@ from phalanx.given import by_name_or_value
 
 def with_overrides(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     """The experiment with some fields changed. `topology` and `algorithm` without a dot swap the whole part."""
-    values = {name.removeprefix("--").replace("-", "_"): plain(name, value) for name, value in overrides.items()}
+    for name, value in overrides.items():
+        is_part = dotted(name) in {field.name for field in dataclasses.fields(experiment)}
+        require(
+            not (is_part and isinstance(value, Mapping)),
+            f"overrides[{name!r}] is an object; write dotted names, such as overrides={{'run.steps': 100_000}}",
+        )
+    values = {dotted(name): plain(name, value) for name, value in overrides.items()}
     if (name := values.pop("topology", None)) is not None:
         if name not in TOPOLOGIES:
             raise unknown("topology", str(name), TOPOLOGIES)
@@ -38,6 +44,11 @@ def with_overrides(experiment: Experiment, overrides: Mapping[str, Any]) -> Expe
     except UserError as error:
         raise UserError(str(error).replace(IN_FILE, "")) from None
     return experiment
+
+
+def dotted(name: str) -> str:
+    """The name of a field, which may be given as that of its flag."""
+    return name.removeprefix("--").replace("-", "_")
 
 
 def with_part(experiment: Experiment, part: str, changes: dict[str, Any]) -> Experiment:

@@ -32,6 +32,11 @@ def make_env(config: GymnasiumConfig, registered: Callable[..., Any]) -> Any:
     if config.wrap:
         env = calling(f"env.wrap {config.wrap}", checked(resolve(config.wrap, "env.wrap"), config.wrap), env)
     words = f"env.{'wrap' if config.wrap else 'id'} {config.wrap or config.id}"
+    require(
+        not hasattr(env, "single_action_space"),
+        f"{words} gave {type(env).__name__}, a vector environment; make a single one, and say by sampler.environments "
+        "how many there are to be",
+    )
     able = all(hasattr(env, name) for name in ("reset", "step", "action_space", "observation_space"))
     require(able, f"{words} gave {type(env).__name__}, which is not a Gymnasium environment")
     return env

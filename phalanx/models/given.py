@@ -59,6 +59,10 @@ def _drops(part: nn.Module) -> bool:
 def given_torso(config: ModelConfig, spec: EnvSpec, stack: int, offset: float, scale: float) -> GivenTorso:
     """The torso that a user's function makes, or one sentence that says why it does not fit."""
     make, name = resolve(config.torso, "model.torso"), f"model.torso {spoken(config.torso)}"
+    require(
+        not isinstance(make, nn.Module),
+        f"{name} is a torch module; give the function that makes it, such as lambda spec: nn.Sequential(...)",
+    )
     require(callable(make), f"{name} is not a function that makes a torso")
     channels, *rest = spec.frame_shape
     seen = replace(spec, frame_shape=(stack * channels, *rest), frame_dtype=np.dtype(np.float32), decoded=None)

@@ -304,6 +304,22 @@ def test_a_bad_override_gives_the_sentence_of_the_command_line(capsys, name, val
         ({"env": "CartPoll-v1"}, r"unknown Gymnasium environment 'CartPoll-v1'; did you mean"),
         ({"model": 7}, r"model= is an int; give a name or"),
         ({"algorithm": "A2C"}, r"algorithm 'A2C' names no class"),
+        (
+            {"env": "CartPole-v1", "overrides": {"env.id": "Acrobot-v1"}},
+            r"^env= and overrides\['env.id'\] say the same; ",
+        ),
+        (
+            {"model": torch.nn.Flatten, "overrides": {"--model.torso": "mlp"}},
+            r"^model= and overrides\['--model.torso'\]",
+        ),
+        ({"algorithm": "os:A", "overrides": {"algorithm": "os:B"}}, r"^algorithm= and overrides\['algorithm'\] say"),
+        ({"model": torch.nn.Linear(4, 3)}, r"model.torso Linear is a torch module; give the function that makes it"),
+        (
+            {"env": lambda: __import__("gymnasium").make_vec("CartPole-v1", 2)},
+            r"gave CartPoleVectorEnv, a vector environment; .* sampler.environments",
+        ),
+        ({"on_record": 3}, r"^on_record= is int; give a function that takes a record$"),
+        ({"overrides": {"run": {"steps": 3}}}, r"^overrides\['run'\] is an object; write dotted names, such as"),
         ({"algorithm": dict}, r"algorithm builtins:dict must be a class with the methods batches and loss"),
     ],
 )
