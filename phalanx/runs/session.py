@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from phalanx.config import Experiment
-from phalanx.config.code import code_of, with_whole_paths
+from phalanx.config.code import AGAIN, code_of, with_whole_paths
 from phalanx.config.stored import changed_fields, load, load_origin, save
 from phalanx.errors import NotFinite, RunError, UserError
 from phalanx.files import open_to_append
@@ -340,9 +340,15 @@ class Session:
         )
 
     def _next_commands(self) -> list[str]:
-        """What people may want to do now. Code that was given as a Python object is known to this process alone."""
-        if any(isinstance(text, Given) for text in code_of(self.experiment).values()):
-            return [f"next: phalanx.load({str(self.directory)!r})"]
+        """What people may want to do now. Code that was given as a Python object is known to this process alone:
+        another one gives it again, to act all of it but the algorithm."""
+        code = code_of(self.experiment)
+        again = [argument for argument, field in AGAIN.items() if isinstance(code.get(field), Given)]
+        if again:
+            acting = ", ".join([repr(str(self.directory)), *(f"{name}=..." for name in again if name != "algorithm")])
+            learning = ", ".join([repr(str(self.directory)), *(f"{name}=..." for name in again)])
+            is_over = self.progress.steps >= self.experiment.run.steps
+            return [f"next: phalanx.load({acting})", *([] if is_over else [f"      phalanx.resume({learning})"])]
         run, steps = shlex.quote(str(self.directory)), self.experiment.run.steps
         further = f" --run.steps {2 * steps}" if self.progress.steps >= steps else ""  # else there is nothing to do
         return [

@@ -172,6 +172,16 @@ def test_a_run_remembers_its_code_within_the_process_and_asks_for_it_in_another(
     assert json.loads(kept.settings) == {"weight_of_values": 0.25}
 
 
+def test_what_is_to_be_given_again_is_said_at_the_end(capsys):
+    given = {"env": envs.make, "algorithm": own.Plain}
+    run = phalanx.train("a2c-gym", **given, overrides={**SMALL, "env.wrap": envs.doubled})
+    assert capsys.readouterr().out.endswith(f"\nnext: phalanx.load('{run.directory}', env=..., wrap=...)\n")
+    endless = {**SMALL, "run.steps": 10_000_000, "run.log_every": 0.05}
+    run = phalanx.train("a2c-gym", **given, overrides=endless, on_record=lambda record: False)
+    again = f"phalanx.resume('{run.directory}', env=..., algorithm=...)"
+    assert capsys.readouterr().out.endswith(f"\nnext: phalanx.load('{run.directory}', env=...)\n      {again}\n")
+
+
 def test_a_wrapper_is_given_again_and_nothing_is_given_in_vain(monkeypatch):
     run = phalanx.train("a2c-gym", env=envs.make, overrides={**SMALL, "env.wrap": envs.doubled}, quiet=True)
     monkeypatch.setattr("phalanx.config.code._remembered", {})
