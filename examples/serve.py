@@ -49,4 +49,6 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("name the directory of a run: python examples/serve.py runs/NAME")
     main(sys.argv[1])

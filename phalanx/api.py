@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,8 @@ class Run:
 
     directory: Path
     end: str = ""
-    """Why it ended: `100,000 steps done`, `target score 18 reached`, `stopped by on_record`, `stopped by SIGTERM`."""
+    """Why it ended: `100,000 steps done`, `target score 18 reached`, `stopped by on_record`, `stopped by SIGTERM`.
+    Empty while it goes on, or if it broke off."""
     interrupted: bool = False
     """Did a signal stop it, such as Ctrl-C? `phalanx.resume` goes on where it stopped."""
     deaths: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -56,6 +58,9 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", existing_run(Path(self.directory)))
+        if not self.end:  # it is looked at later
+            object.__setattr__(self, "end", _kept_end(self.directory))
+            object.__setattr__(self, "interrupted", self.end.startswith("stopped by SIG"))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -71,6 +76,15 @@ class Run:
     def score(self) -> float | None:
         """Mean raw score of the last 100 games; None if no game was finished."""
         return next((record["score"] for record in reversed(self.records)), None)
+
+
+def _kept_end(directory: Path) -> str:
+    """Why a run ended, by the last line of its events.log; empty if that does not tell."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = read_plain(directory / "events.log", MOST_RECORDS).splitlines()
+        found = re.match(r"\S+ (.+) after \d+ s; the checkpoint is ", lines[-1]) if lines else None
+        return found[1] if found else ""
+    return ""
 
 
 def train(

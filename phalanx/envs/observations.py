@@ -159,7 +159,8 @@ def rows_of_shape(shape: tuple[int, ...], single: tuple[int, ...]) -> int | None
         return None
     if shape[1:] == single and shape:
         return shape[0]
-    raise UserError(f"{_refusal(shape)}; one has the shape {single}, and a batch of N the shape {('N', *single)}")
+    batch = ", ".join(map(str, ("N", *single)))
+    raise UserError(f"{_refusal(shape)}; one has the shape {single}, and a batch of N the shape ({batch})")
 
 
 def _parts(space: Any) -> list[tuple[Any, Any]] | None:

@@ -125,7 +125,10 @@ def test_another_number_of_environments_begins_after_reset_only(runs):
 
 @pytest.mark.parametrize("shape", [(3,), (2, 5), (1, 2, 4), ()])
 def test_observations_of_another_shape_are_refused(runs, shape):
-    with pytest.raises(UserError, match=r"this agent cannot take observations of shape .*; one has the shape \(4,\)"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot take observations of shape .*; one has the shape \(4,\), and a batch of N the shape \(N, 4\)",
+    ):
         phalanx.load(runs["vector"]).act(np.zeros(shape))
 
 

@@ -117,7 +117,11 @@ def test_a_run_says_what_came_of_it(capsys):
     assert (run.end, run.interrupted) == (f"{STEPS} steps done", False)
     assert run.records == seen and seen[-1]["steps"] == STEPS
     assert run.score == seen[-1]["score"] > 0
-    assert phalanx.Run(run.directory).records == seen
+    later = phalanx.Run(run.directory)
+    assert (later.records, later.end, later.interrupted) == (seen, run.end, False)
+    with (run.directory / "events.log").open("a") as log:
+        log.write("2026-11-19T21:54:05+0000 resumed\n")
+    assert phalanx.Run(run.directory).end == ""
     assert "steps=512" in capsys.readouterr().out
 
 
@@ -232,6 +236,7 @@ def test_a_run_that_was_stopped_from_outside_says_so(number):
     overrides = small(run__steps=10_000_000, run__log_every=0.2)
     run = phalanx.train("a2c-catch", overrides=overrides, on_record=stop, quiet=True)
     assert (run.end, run.interrupted) == (f"stopped by {number.name}", True)
+    assert (phalanx.Run(run.directory).end, phalanx.Run(run.directory).interrupted) == (run.end, True)
     assert signal.getsignal(number) is before
     assert list(run.directory.glob("checkpoints/step-*"))
 
