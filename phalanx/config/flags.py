@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from phalanx.config.experiment import TOPOLOGIES, Experiment
 from phalanx.config.kinds import environments_named, refuse_other_kind
@@ -62,7 +62,21 @@ def parse_options(kind: type[Options], command: str, arguments: list[str]) -> Op
     place; `--help` explains the rest."""
     import tyro
 
-    return tyro.cli(kind, prog=f"phalanx {command}", args=arguments, config=_as_words())
+    return tyro.cli(_named_places(kind), prog=f"phalanx {command}", args=arguments, config=_as_words())
+
+
+def _named_places(kind: type[Options]) -> type[Options]:
+    """The same options; what is given by its place is shown by its name, such as PRESET, not by its type: STR. One of a
+    few words is shown as these."""
+    import tyro
+
+    hints = get_type_hints(kind)
+    places = [field for field in dataclasses.fields(cast(Any, kind)) if field.default is dataclasses.MISSING]
+    places = [field for field in places if get_origin(hints[field.name]) is not Literal]
+    named: Any = [(each.name, Annotated[hints[each.name], tyro.conf.arg(metavar=each.name.upper())]) for each in places]
+    made: Any = dataclasses.make_dataclass(kind.__name__, named, bases=(kind,), frozen=True)
+    made.__doc__ = kind.__doc__
+    return made
 
 
 def parse_known(kind: type[Options], command: str, arguments: list[str]) -> tuple[Options, list[str]]:

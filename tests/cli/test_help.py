@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import get_args, get_type_hints
@@ -140,3 +141,12 @@ def test_the_help_of_resume_names_what_a_run_keeps(capsys, monkeypatch):
     words = capsys.readouterr().out
     fixed = [name for name in FIXED_ON_RESUME if name.rstrip(".") not in words]
     assert not fixed and "sampler.batch" in words and "what it learns with" not in words
+
+
+def test_what_is_given_by_its_place_is_shown_by_its_name(capsys):
+    """One of a few words by these."""
+    for command, words in (("train", "PRESET"), ("export", "RUN OUT"), ("completion", "{bash,zsh}")):
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        usage = capsys.readouterr().out.splitlines()[0]
+        assert words in usage and "STR [" not in usage.partition("--")[0] and "PATH" not in usage
