@@ -85,6 +85,12 @@ def whole_path(text: str) -> str:
     return f"{os.path.abspath(place)}:{name}" if place.endswith(".py") and not text.startswith(MARK) else text
 
 
+def without_folder(text: str) -> str:
+    """The same with the bare name of a file, for those who get it from somebody else."""
+    place, _, name = text.rpartition(":")
+    return f"{os.path.basename(place)}:{name}" if place.endswith(".py") and not text.startswith(MARK) else text
+
+
 def is_lost(text: str) -> bool:
     """Was it given by value to a run that an earlier process made? Then only its name is left."""
     return text.startswith(MARK) and not isinstance(text, Given)

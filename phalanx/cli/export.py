@@ -82,6 +82,7 @@ def command(arguments: list[str]) -> int:
 
 def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportOptions) -> str:
     """Everything that belongs to the export; the score on its card."""
+    from phalanx.config.code import without_folders
     from phalanx.config.stored import load_origin, save
     from phalanx.registry import algorithm_name
     from phalanx.runs.card import Facts, card
@@ -91,7 +92,8 @@ def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportO
     place.mkdir(parents=True)
     origin = load_origin(options.run / "config.json")
     run = dataclasses.replace(experiment.run, directory="runs", name="", loggers=())  # nobody else's business
-    save(dataclasses.replace(experiment, run=run), place / "config.json", origin)
+    given_away = dataclasses.replace(experiment, run=run)
+    save(given_away, place / "config.json", origin)
     written = Checkpoints(place / "checkpoints", 1).write(
         loaded.weights, for_playing(loaded.state), loaded.steps, loaded.score
     )
@@ -114,6 +116,7 @@ def _write(place: Path, experiment: Experiment, loaded: Loaded, options: ExportO
         versions=versions if isinstance(versions, dict) else {},
     )
     (place / "README.md").write_text(card(facts))
+    save(without_folders(given_away), place / "config.json", origin)  # from here on it is played elsewhere
     return facts.result
 
 

@@ -27,6 +27,7 @@ from phalanx.given import (
     is_found_again,
     is_lost,
     whole_path,
+    without_folder,
 )
 
 FIELDS = ("env.id", "env.wrap", "model.torso", "algorithm.code")
@@ -103,11 +104,20 @@ def code_of(experiment: Experiment) -> dict[str, str]:
 
 def with_whole_paths(experiment: Experiment) -> Experiment:
     """The experiment with the whole paths of files with code, as its run directory keeps them."""
+    return _with_code(experiment, whole_path)
+
+
+def without_folders(experiment: Experiment) -> Experiment:
+    """The experiment as it is given away: where its author keeps files with code is nobody else's business."""
+    return _with_code(experiment, without_folder)
+
+
+def _with_code(experiment: Experiment, change: Callable[[str], str]) -> Experiment:
     for name, text in code_of(experiment).items():
         part, _, field = name.partition(".")
-        if (whole := whole_path(text)) != text:
-            changed = dataclasses.replace(getattr(experiment, part), **{field: whole})
-            experiment = dataclasses.replace(experiment, **{part: changed})
+        if (changed := change(text)) != text:
+            values = dataclasses.replace(getattr(experiment, part), **{field: changed})
+            experiment = dataclasses.replace(experiment, **{part: values})
     return experiment
 
 

@@ -231,6 +231,8 @@ def test_an_agent_is_found_from_another_directory_and_needs_no_algorithm(tmp_pat
         config.write_text(json.dumps(kept))
         assert main(["eval", str(directory), "--games", "1"]) == 0
     assert main(["export", str(directory), "out", "--games", "1"]) == 0
+    given_away = json.loads(Path("out/config.json").read_text())
+    assert (given_away["env"]["id"], given_away["algorithm"]["code"]) == ("mine.py:make", "given:Plain")
     phalanx.load(directory).close()
     own_file = directory / "harm.py"
     own_file.write_text(harm.read_text())
