@@ -64,7 +64,10 @@ def ended(process: subprocess.Popen[str], children: list[int]) -> tuple[int, str
 
 
 class TestSignals:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+    @pytest.mark.parametrize(
+        ("number", "code"),
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    )
     @pytest.mark.parametrize(
         "flags",
         [

@@ -149,8 +149,17 @@ def test_learns_the_same_when_resumed(train, resume, tmp_path, rollouts, learner
     check(f"{learner}, {way}, resumed", newest(tmp_path / "run").weights, rollouts)
 
 
-@pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+LONG = ("rainbow on breakout", "float32")
+
+
+@pytest.mark.parametrize(
+    ("game", "precision"),
+    [
+        pytest.param(game, precision, marks=[pytest.mark.slow] * ((game, precision) == LONG))
+        for game in GAMES
+        for precision in ("float32", "bfloat16")
+    ],
+)
 def test_learns_the_same_on_a_game(train, tmp_path, rollouts, game, precision):
     assert train(*GAMES[game], *options(precision), "--env.game", "breakout", steps=400) == 0
     check(f"{game}, {precision}", newest(tmp_path / "run").weights, rollouts)

@@ -92,7 +92,7 @@ class TestTraining:
         "run",
     )
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
     def test_that_hangs_obeys_signals(self, tmp_path, number):
         process = start(TRAIN, "inf", *self.flags, "--run.directory", str(tmp_path))
         children = descendants(process.pid)

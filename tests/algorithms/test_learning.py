@@ -32,6 +32,7 @@ def test_catch_is_learnt_from_memory(tmp_path, preset):
     assert last_record(tmp_path, preset, "--run.target-score", "0.8")["score"] >= 0.8
 
 
+@pytest.mark.slow
 def test_ppo_balances_the_pole(tmp_path):
     record = last_record(tmp_path, "ppo-gym", "--run.target-score", "475")
     assert record["score"] >= 475

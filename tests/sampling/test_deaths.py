@@ -275,6 +275,7 @@ def test_a_worker_that_is_slow_does_not_hang(decorrelation):
     assert any(row[0][0][0][3] > 0 for row in rows) == bool(decorrelation)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_and_goes_on_loses_nobody():
     program = """
         import time

@@ -46,7 +46,7 @@ def test_there_is_a_small_one_of_each():
     assert SMALL.keys() <= STUDIES.keys()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "lag")) for name in SMALL])
 def test_a_study_writes_figures_and_their_data(study, tmp_path, name, capsys):
     assert study(name, *SMALL[name]) == 0
     directory = tmp_path / name

@@ -125,6 +125,7 @@ def forks(monkeypatch):
 
 
 class TestDeaths:
+    @pytest.mark.slow
     def test_a_killed_replica_is_named_and_replaced(self, train, tmp_path, monkeypatch):
         """kill -9 of whole processes at random moments of one run: it goes on, and what it has learnt is finite."""
         chance, killed = np.random.default_rng(0), []
@@ -229,7 +230,7 @@ sys.exit(main(["train", "a2c-catch", "--topology", "asynchronous", "--topology.r
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
     shared_before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.DEVNULL)

@@ -312,7 +312,7 @@ def test_a_run_is_resumed_and_meets_its_budget(train, resume, tmp_path, monkeypa
     assert clocks["updates"] == clocks["version"] > first.state["clocks"]["updates"]
 
 
-@pytest.mark.parametrize("kind", ["measured", "walk"])
+@pytest.mark.parametrize("kind", ["measured", pytest.param("walk", marks=pytest.mark.slow)])
 def test_the_tuner_changes_numbers_and_tells(train, resume, tmp_path, kind):
     flags = ("--topology.tuner", kind, "--topology.tuner-window", 0.2, "--topology.max-agents", 6)
     run = ("--sampler.environments", 1, "--sampler.horizon", 5, "--run.seconds", 4, "--topology.max-threads", 3)

@@ -144,7 +144,7 @@ class TestResume:
 
 
 class TestDeaths:
-    @pytest.mark.parametrize("victim", [0, 1])
+    @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
     def test_the_others_go_on_from_where_they_were(self, train, tmp_path, monkeypatch, victim):
         """A dead replica is named, and nothing of what was learnt is lost with it; not even with the first one."""
         killed, reports, versions = [], team.Team.reports, []
@@ -223,7 +223,7 @@ sys.exit(main(["train", "a2c-catch", "--topology", "synchronous", "--topology.re
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_the_end_of_the_parent_is_the_end_of_all(tmp_path, number):
     shared_before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.DEVNULL)
