@@ -1,12 +1,14 @@
-"""The README's commands and Python, and the Python of docs, do what they say, with small budgets.
+"""The README's commands and Python, and those of docs, do what they say, with small budgets.
 
 `tests/test_docs.py` parses every command; `make check-install` runs the README's in an environment of their own.
+Studies, benchmarks and the tuner of samplers run in tests of their own, with other flags than in the documents.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from test_docs import COMPLETE, HELP
 from torch import nn
 
 import phalanx
@@ -85,3 +88,29 @@ def test_the_wrapper_of_the_documents():
     env = names["FewTorques"](gymnasium.make("Pendulum-v1"))
     env.reset(seed=0)
     assert env.action_space.n == 3 and len(env.step(1)) == 5
+
+
+RUNS = [words for words in COMPLETE if words.split()[0] in ("train", "resume", "eval", "play", "export")]
+RUNS = [words for words in RUNS if not HELP & {*shlex.split(words)}]
+MOMENT = ("--run.steps", "3000", "--run.seconds", "10", "--run.device", "cpu", "--sampler.decorrelation", "10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUNS)
+def test_a_command_of_the_documents_runs(words, capfd):
+    """For a moment, on this machine: a cluster's address is left out."""
+    name, *rest = shlex.split(re.sub(r"--topology.address \S+", "", words))
+    if "--run.loggers" in rest:
+        for package in rest[rest.index("--run.loggers") + 1 :]:
+            pytest.importorskip(package)
+    for file in re.findall(r"--from (\S+)", words):
+        Path(file).write_text("{}")
+    if name == "train":
+        atari = () if rest[0].endswith(("-gym", "-catch")) else ("--sampler.environments", "16")
+        given = () if "--sampler.environments" in rest else atari
+        short = MOMENT if "--run.loggers" in rest or not rest[0].endswith("-catch") else MOMENT[:4]
+        assert main([name, *rest, *given, *short]) == 0
+        return
+    assert main(["train", "dqn-catch", "--run.steps", "300", "--run.name", "NAME"]) == 0
+    more = {"resume": ("--run.steps", "600"), "play": (), "eval": (), "export": ("--games", "3")}[name]
+    assert main([name, *rest, *(more if name != "export" or "--games" not in rest else ())]) == 0
