@@ -102,6 +102,12 @@ def _sampler(experiment: Experiment) -> None:
 
 def _algorithm(experiment: Experiment) -> None:
     replicas = getattr(experiment.topology, "replicas", 1) or 1  # each collects rollouts, and has a memory, of its own
+    environments, groups = experiment.sampler.environments, experiment.sampler.groups
+    require(
+        environments >= replicas,
+        f"{environments} environments do not divide among {replicas} replicas with {groups} groups each; "
+        f"use sampler.environments {replicas * groups}",
+    )
     algorithm, rows = experiment.algorithm, experiment.sampler.rollout_steps // replicas
     of_a_batch = experiment.sampler.rollout_steps if isinstance(experiment.topology, SynchronousConfig) else rows
     if isinstance(algorithm, PPOConfig) and "minibatches" not in unread_fields(algorithm):

@@ -238,6 +238,12 @@ def test_values_that_make_no_sense_are_refused(change, words):
     assert re.search(words, refused(dataclasses.replace(preset("a2c"), **change)))
 
 
+def test_fewer_environments_than_bundles_are_refused():
+    gorila = preset("gorila")
+    sampler = dataclasses.replace(gorila.sampler, environments=16)
+    assert "16 environments do not divide among 100 replicas" in refused(dataclasses.replace(gorila, sampler=sampler))
+
+
 def test_gorila_has_the_numbers_of_the_paper():
     experiment = preset("gorila")
     algorithm, topology = experiment.algorithm, experiment.topology
