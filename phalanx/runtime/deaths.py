@@ -31,7 +31,7 @@ class DeathBudget:
         self.deaths = 0
         self.last_hour: deque[float] = deque()
         self.in_a_row = [0] * children  # by child: deaths without anything done between them
-        self.exceptions: Counter[str] = Counter()  # that the children told as what they died of
+        self.exceptions: dict[str, deque[float]] = {}  # what children died of -> when, within the last hour
 
     def count(self, number: int, did_something: bool, exception: str = "") -> None:
         """A child died, after it did something or not, perhaps of an exception that it told; a RunError if that is one
@@ -39,8 +39,7 @@ class DeathBudget:
         self.deaths += 1
         now = self.clock()
         self.last_hour.append(now)
-        while now - self.last_hour[0] > HOUR:
-            self.last_hour.popleft()
+        forget_before(now - HOUR, self.last_hour)
         self.in_a_row[number] = 1 if did_something else self.in_a_row[number] + 1
         if self.in_a_row[number] > self.most_in_a_row:
             raise RunError(
@@ -48,21 +47,29 @@ class DeathBudget:
                 "environment, whose last words are above, or allow more with --sampler.max-deaths-in-a-row"
             )
         if exception:
-            self._look_for_a_mistake(cause_of(exception))
+            self._look_for_a_mistake(cause_of(exception), now)
         if len(self.last_hour) > self.most:
             raise RunError(
                 f"more than {self.most} {self.kind}s died within an hour; mend the environment, whose last words "
                 "are above, or allow more with --sampler.max-deaths"
             )
 
-    def _look_for_a_mistake(self, cause: str) -> None:
-        """What comes again and again in the same words and line is a mistake in the code, not a simulator's mood."""
-        self.exceptions[cause] += 1
-        if self.exceptions[cause] >= max(SAME_EXCEPTION, self.most_in_a_row):
+    def _look_for_a_mistake(self, cause: str, now: float) -> None:
+        """What comes again and again in the same words and line is a mistake in the code; what comes now and then in a
+        run of days may be a simulator's mood."""
+        times = self.exceptions.setdefault(cause, deque())
+        times.append(now)
+        forget_before(now - HOUR, times)
+        if len(times) >= max(SAME_EXCEPTION, self.most_in_a_row):
             raise RunError(
-                f"{self.exceptions[cause]} {self.kind}s died of the same exception, {cause}; mend the environment, "
+                f"{len(times)} {self.kind}s died of the same exception, {cause}, within an hour; mend the environment, "
                 "or allow more with --sampler.max-deaths-in-a-row"
             )
+
+
+def forget_before(moment: float, times: deque[float]) -> None:
+    while times and times[0] < moment:
+        times.popleft()
 
 
 def cause_of(words: str) -> str:

@@ -66,3 +66,11 @@ def test_a_cause_is_told_with_its_traceback_once_and_counted():
     assert deaths.told("nothing happened") == "nothing happened"
     assert deaths.told(other := broken.format(1, "MemoryError")) == other
     assert str(deaths) == "4 workers died (2 x KeyError: 'left', 1 x killed by SIGKILL, 1 x MemoryError)"
+
+
+def test_the_same_exception_now_and_then_in_a_run_of_days_does_not_end_it():
+    now = [0.0]
+    budget = DeathBudget("env worker", 1, most=1000, most_in_a_row=10, clock=lambda: now[0])
+    for _ in range(100):
+        now[0] += 500.0  # 8 within an hour
+        budget.count(0, True, "OSError: the simulator did not answer (game.py:3)")
